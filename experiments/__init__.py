@@ -1,0 +1,1 @@
+"""This package asks questions: run configs, sweeps, figures and the command line."""

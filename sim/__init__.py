@@ -1,0 +1,1 @@
+"""This package decides which slice lives where, and keeps virtual time."""

@@ -1,0 +1,1 @@
+"""This package holds what a model asked for: routing traces, how to capture, read and make them."""

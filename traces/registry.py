@@ -1,0 +1,125 @@
+"""This module turns a folder of files into a registry: one extension, one file.
+
+A registry knows a package; the first look-up imports every module in it, and each module registers
+what it defines. Nothing else lists the extensions, so adding one touches one file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
+
+from moetier.traces.errors import InputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of an extension, as `moetier list` shows it."""
+
+    name: str
+    type: str
+    default: str | None
+
+
+class Registry(Generic[T]):
+    """The extensions found in one *package*; *kind* names them in messages ("eviction policy")."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        """Name the *kind* of extension and the *package* whose modules define them."""
+        self.kind, self.package = kind, package
+        self._entries: dict[str, Callable[..., T]] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+        """Return a decorator that files a class or function under *name*."""
+
+        def decorate(entry: Callable[..., T]) -> Callable[..., T]:
+            if name in self._entries:
+                raise ValueError(f"{self.kind} '{name}' is registered twice")
+            self._entries[name] = entry
+            return entry
+
+        return decorate
+
+    def names(self) -> list[str]:
+        """Return every registered name, sorted."""
+        self._load()
+        return sorted(self._entries)
+
+    def get(self, name: str, where: str | None = None) -> Callable[..., T]:
+        """Return what is filed under *name*; an unknown name suggests the nearest one."""
+        self._load()
+        if name not in self._entries:
+            near = difflib.get_close_matches(str(name), self._entries, n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            known = ", ".join(self.names())
+            raise InputError(
+                f"unknown {self.kind} '{name}'", where=where, way_out=f"{hint}known: {known}"
+            )
+        return self._entries[name]
+
+    def create(self, name: str, arguments: dict[str, Any], where: str | None = None) -> T:
+        """Build *name* with checked keyword *arguments*; a wrong key or type is named."""
+        entry = self.get(name, where)
+        fields: dict[str, Any] = {
+            key: (hint, ... if default is inspect.Parameter.empty else default)
+            for key, (hint, default) in _signature(entry).items()
+        }
+        model = create_model("arguments", __config__=_CHECK, **fields)
+        try:
+            checked = model(**arguments)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            known = ", ".join(fields) or "none"
+            raise InputError(
+                f"{self.kind} '{name}', parameter '{key}': {first['msg']}",
+                where=where,
+                way_out=f"got {first['input']!r}; its parameters are: {known}",
+            ) from None
+        return entry(**{key: getattr(checked, key) for key in fields})
+
+    def summary(self, name: str) -> str:
+        """Return the first line of the docstring of *name*."""
+        return (inspect.getdoc(self.get(name)) or "").partition("\n")[0]
+
+    def parameters(self, name: str) -> list[Parameter]:
+        """Return the parameters of *name* with their types and defaults."""
+        return [
+            Parameter(
+                key,
+                getattr(hint, "__name__", None) if isinstance(hint, type) else _spell(hint),
+                None if default is inspect.Parameter.empty else repr(default),
+            )
+            for key, (hint, default) in _signature(self.get(name)).items()
+        ]
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+        self._loaded = True
+
+
+_CHECK = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=False)
+
+
+def _signature(entry: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    signature = inspect.signature(entry, eval_str=True)
+    return {key: (item.annotation, item.default) for key, item in signature.parameters.items()}
+
+
+def _spell(hint: Any) -> str:
+    TypeAdapter(hint)  # a hint that cannot be checked is a bug of the extension
+    return str(hint).replace("typing.", "")

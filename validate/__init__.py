@@ -1,0 +1,1 @@
+"""This package checks what the simulator says against real weights and real machines."""
