@@ -1,0 +1,52 @@
+"""This module numbers slices: one part of one expert of one MoE layer is one integer.
+
+    slice = (layer * n_experts + expert) * n_parts + part
+
+The whole expert is one part, a bit slice is one of two, a block of channels one of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class Layout:
+    """The slices of a model and their sizes in bytes.
+
+    `nbytes[slice]` is a slice's size; `layer_slices` is the number of slices of one layer, so the first
+    slice of MoE layer `l` is `l * layer_slices`.
+    """
+
+    __slots__ = ("layer_slices", "n_experts", "n_layers", "n_parts", "nbytes", "total_bytes", "uniform")
+
+    def __init__(self, part_bytes: Sequence[Sequence[int]], n_experts: int) -> None:
+        """Lay out *n_experts* per layer; *part_bytes* has, per MoE layer, the bytes of each part."""
+        parts = {len(row) for row in part_bytes}
+        if len(parts) != 1 or min(parts) < 1:
+            raise ValueError(f"every layer needs the same number of parts, got {sorted(parts)}")
+        self.n_layers, self.n_experts, self.n_parts = len(part_bytes), n_experts, parts.pop()
+        self.layer_slices = n_experts * self.n_parts
+        self.nbytes = [size for row in part_bytes for _ in range(n_experts) for size in row]
+        self.total_bytes = sum(self.nbytes)
+        self.uniform = len(set(self.nbytes)) == 1
+
+    def slice_id(self, layer: int, expert: int, part: int = 0) -> int:
+        """Return the slice of *part* of *expert* in MoE layer *layer*."""
+        return (layer * self.n_experts + expert) * self.n_parts + part
+
+    def layer_of(self, slice_id: int) -> int:
+        """Return the MoE layer of a slice."""
+        return slice_id // self.layer_slices
+
+    def expert_of(self, slice_id: int) -> int:
+        """Return the expert of a slice, within its layer."""
+        return slice_id // self.n_parts % self.n_experts
+
+    def part_of(self, slice_id: int) -> int:
+        """Return which part of its expert a slice is."""
+        return slice_id % self.n_parts
+
+    def size(self, slices: Iterable[int]) -> int:
+        """Return the bytes of *slices* together."""
+        nbytes = self.nbytes
+        return sum([nbytes[s] for s in slices])

@@ -1,0 +1,1 @@
+"""This package keeps virtual time: tiers, links and compute."""

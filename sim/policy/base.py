@@ -1,0 +1,178 @@
+"""This module is the contract of a policy: six seams, each with a do-nothing default.
+
+A part of a policy is pure: it sees ids, scores and residency, and returns ids. It owns no clock, no
+global randomness and no residency; the planner calls it once per batch with whole batches of slices,
+checks every invariant and does the moving. The order of the calls for one batch is
+
+    routing.route -> precision.needed -> miss.resolve -> eviction.insert (what will be fetched)
+    -> eviction.touch (all that is used) -> eviction.victims (if over capacity)
+    -> prefetch.candidates -> eviction.insert (what was admitted) -> eviction.victims
+    -> eviction.release (once the batch has computed)
+
+and `warmup` is asked before the first batch and again when decode begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from moetier.sim.future import Future
+from moetier.sim.layout import Layout
+from moetier.traces.batch import LayerBatch
+
+
+class Lateness(Protocol):
+    """What a policy may ask the machine. Who asks has no fixed decision log."""
+
+    def landed(self, slice_id: int) -> bool:
+        """Return whether a planned-resident slice has arrived in the fastest tier."""
+
+    def queued_bytes(self) -> int:
+        """Return the bytes of prefetches that are queued or in flight towards the fastest tier."""
+
+    def cancel(self, slices: Sequence[int]) -> list[int]:
+        """Withdraw the queued prefetches among *slices*; return those that had not started."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run is: the index of the current batch, from 0; -1 before the first."""
+
+    batch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a part of a policy may look at, given once by `start`.
+
+    `resident` is a live, read-only view of the planned residency of the part's tier: slices in flight
+    count. `progress` is shared with the planner. `capacity` is that tier's budget in bytes. `future` is None unless the part declared
+    `needs_future`; `popularity` holds a count per slice where a profile was given.
+    """
+
+    layout: Layout
+    capacity: int
+    resident: Collection[int]
+    rng: np.random.Generator
+    progress: Progress = field(default_factory=Progress)
+    future: Future | None = None
+    popularity: Sequence[int] | None = None
+    lateness: Lateness | None = None
+
+
+class Part:
+    """What all seams share: flags, and `start`, called once before the first batch of a run."""
+
+    alters_output: bool = False  # lossy: the model computes something else
+    needs_future: bool = False  # an oracle; refused on a live source
+    asks_lateness: bool = False  # asks `Context.lateness`, so decisions depend on timing
+    needs_popularity: bool = False  # asks for the counts of a profile trace
+
+    context: Context
+
+    def start(self, context: Context) -> None:
+        """Begin a run; forget everything of an earlier one."""
+        self.context = context
+
+
+class Routing(Part):
+    """Which experts run, with what weights?"""
+
+    def route(self, batch: LayerBatch) -> LayerBatch:
+        """Return the batch as it will be computed; the default changes nothing."""
+        return batch
+
+
+class Precision(Part):
+    """Which slices of each expert does each token need?"""
+
+    def layout(self, expert_bytes: Sequence[int], n_experts: int, stored_bits: float) -> Layout:
+        """Return the slices of a model whose whole experts take *expert_bytes*, per MoE layer.
+
+        *stored_bits* is the number of bits a weight takes in the stored format.
+        """
+        return Layout([[size] for size in expert_bytes], n_experts)
+
+    def needed(self, batch: LayerBatch) -> list[int]:
+        """Return the slices of every token's experts in access order, repeats included."""
+        base = batch.layer * self.context.layout.layer_slices
+        return [base + expert for expert in batch.experts]
+
+
+class Missed(NamedTuple):
+    """What to do with the missing slices of a batch; every one is in exactly one of the lists."""
+
+    fetch: list[int]
+    cpu: Sequence[int] = ()
+    skip: Sequence[int] = ()
+
+
+class Miss(Part):
+    """The slice is not here: what now?"""
+
+    renormalise: bool = False  # of a skipped expert's token: scale the remaining weights up
+
+    def resolve(self, missing: list[int], batch: LayerBatch) -> Missed:
+        """Sort the *missing* slices, given in access order; the default fetches all."""
+        return Missed(missing)
+
+
+class Prefetch(Part):
+    """What to bring early, in what order, how much?"""
+
+    cancel: bool = False  # withdraw queued prefetches once their layer has run without them
+
+    def candidates(self, batch: LayerBatch, needed: list[int]) -> Sequence[int]:
+        """Return slices to bring, most wanted first, now that the router of *batch* has spoken.
+
+        *needed* holds the unique slices of the batch. The planner drops candidates that are resident
+        or on their way, and those that do not fit beside the batch and earlier prefetches.
+        """
+        return ()
+
+
+class Eviction(Part):
+    """Who leaves? The one seam without a default: a cache needs an order."""
+
+    ignores_capacity: bool = False  # keeps a fixed number of buffers instead of a budget
+
+    def insert(self, slices: Sequence[int]) -> None:
+        """Take note of *slices* that become resident; demanded ones are touched right after."""
+        raise NotImplementedError
+
+    def touch(self, slices: Sequence[int]) -> None:
+        """Take note of the resident *slices* a batch uses: unique, ordered by their last use."""
+
+    def victims(self, needed_bytes: int, pinned: Collection[int]) -> list[int]:
+        """Return, and forget, slices worth at least *needed_bytes*, none of them *pinned*.
+
+        Return all that is not pinned when that is not enough.
+        """
+        raise NotImplementedError
+
+    def release(self, needed: Sequence[int]) -> list[int]:
+        """Return, and forget, slices not worth keeping now that a batch that used *needed* is done."""
+        return []
+
+    def forget(self, slices: Sequence[int]) -> None:
+        """Take note that *slices* left for another reason."""
+        raise NotImplementedError
+
+
+class Warmup(Part):
+    """What is resident when decode begins?"""
+
+    def initial(self) -> Sequence[int] | None:
+        """Return what is resident before the first batch, least valuable first; None for nothing."""
+        return None
+
+    def observe(self, needed: Sequence[int]) -> None:
+        """Take note of the unique slices of a prefill batch, in access order."""
+
+    def decode_begins(self) -> Sequence[int] | None:
+        """Return what stays or comes, least valuable first; None leaves what prefill left."""
+        return None

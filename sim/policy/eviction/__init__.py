@@ -1,0 +1,1 @@
+"""This package holds the eviction parts of a policy, one file each."""

@@ -1,0 +1,1 @@
+"""This package holds the precision parts of a policy, one file each."""

@@ -1,0 +1,41 @@
+"""This module stores and computes every expert at fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from moetier.sim.layout import Layout
+from moetier.sim.policy.base import Precision
+from moetier.sim.policy.seams import precision
+from moetier.traces.errors import InputError
+
+
+@precision.register("uniform")
+class Uniform(Precision):
+    """Use every expert at *bits* bits per weight, in groups of *group* with scale and zero-point.
+
+    A group carries a 16-bit scale and a zero-point of *bits* bits, so a weight costs
+    `bits + (16 + bits) / group` bits. Lossy unless a run measures otherwise.
+    """
+
+    alters_output = True
+
+    def __init__(self, bits: int, group: int = 32) -> None:
+        if not 1 <= bits <= 16:
+            raise InputError(f"precision 'uniform': bits is {bits}", way_out="use 1 to 16")
+        if group < 1:
+            raise InputError(f"precision 'uniform': group is {group}", way_out="use at least 1")
+        self.bits, self.group = bits, group
+
+    def layout(self, expert_bytes: Sequence[int], n_experts: int, stored_bits: float) -> Layout:
+        cost = self.bits + Fraction(16 + self.bits, self.group)
+        if cost > stored_bits:
+            raise InputError(
+                f"precision 'uniform': {self.bits} bits cost {float(cost):g} bits a weight with their "
+                f"scales, more than the {stored_bits:g} of the stored format",
+                way_out="use fewer bits, or `precision: full`",
+            )
+        share = cost / Fraction(stored_bits)
+        return Layout([[-(-size * share.numerator // share.denominator)] for size in expert_bytes],
+                      n_experts)

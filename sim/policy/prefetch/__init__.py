@@ -1,0 +1,1 @@
+"""This package holds the prefetch parts of a policy, one file each."""

@@ -1,0 +1,1 @@
+"""This package holds the warmup parts of a policy, one file each."""

@@ -1,0 +1,23 @@
+"""This module keeps what the last layer of prefill used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moetier.sim.policy.base import Context, Warmup
+from moetier.sim.policy.seams import warmup
+
+
+@warmup.register("last-layer")
+class LastLayer(Warmup):
+    """Begin decode with the resident slices of the last MoE layer prefill ran."""
+
+    def start(self, context: Context) -> None:
+        super().start(context)
+        self._last: Sequence[int] = ()
+
+    def observe(self, needed: Sequence[int]) -> None:
+        self._last = needed
+
+    def decode_begins(self) -> Sequence[int] | None:
+        return [s for s in self._last if s in self.context.resident]
