@@ -8,10 +8,11 @@ is one femtojoule, so power times time needs no rounding.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
 
@@ -55,7 +56,7 @@ class Quantity:
         """Write *value* exactly, in the largest unit that divides it; `parse` reads it back."""
         fitting = [u for u, scale in self.units.items() if not value % scale and value >= scale]
         unit = max(fitting, key=self.units.__getitem__, default=next(iter(self.units)))
-        return f"{Fraction(value) / self.units[unit]} {unit}"
+        return f"{value // self.units[unit]} {unit}"
 
     def show(self, value: int, units: tuple[str, ...]) -> str:
         """Write *value* to three significant digits in the best of *units* (ascending)."""
@@ -188,26 +189,18 @@ def _spell_share(share: Fraction) -> str:
     return f"{Decimal(share.numerator * 100) / Decimal(share.denominator):f} %"
 
 
+def _json(spell: Callable[[Any], str]) -> PlainSerializer:
+    return PlainSerializer(spell, return_type=str, when_used="json")
+
+
 # Types for schemas: they parse at the edge, hold integers, and dump to JSON as exact strings.
-Bytes = Annotated[
-    int, BeforeValidator(parse_bytes), PlainSerializer(_BYTES.spell, when_used="json")
-]
-Rate = Annotated[int, BeforeValidator(parse_rate), PlainSerializer(_RATES.spell, when_used="json")]
-Time = Annotated[int, BeforeValidator(parse_time), PlainSerializer(_TIMES.spell, when_used="json")]
-Ops = Annotated[int, BeforeValidator(parse_ops), PlainSerializer(_OPS.spell, when_used="json")]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), _json(_BYTES.spell)]
+Rate = Annotated[int, BeforeValidator(parse_rate), _json(_RATES.spell)]
+Time = Annotated[int, BeforeValidator(parse_time), _json(_TIMES.spell)]
+Ops = Annotated[int, BeforeValidator(parse_ops), _json(_OPS.spell)]
 EnergyPerByte = Annotated[
-    int,
-    BeforeValidator(parse_energy_per_byte),
-    PlainSerializer(_ENERGIES_PER_BYTE.spell, when_used="json"),
+    int, BeforeValidator(parse_energy_per_byte), _json(_ENERGIES_PER_BYTE.spell)
 ]
-EnergyPerOp = Annotated[
-    int,
-    BeforeValidator(parse_energy_per_op),
-    PlainSerializer(_ENERGIES_PER_OP.spell, when_used="json"),
-]
-Power = Annotated[
-    int, BeforeValidator(parse_power), PlainSerializer(_POWERS.spell, when_used="json")
-]
-Share = Annotated[
-    Fraction, BeforeValidator(parse_share), PlainSerializer(_spell_share, when_used="json")
-]
+EnergyPerOp = Annotated[int, BeforeValidator(parse_energy_per_op), _json(_ENERGIES_PER_OP.spell)]
+Power = Annotated[int, BeforeValidator(parse_power), _json(_POWERS.spell)]
+Share = Annotated[Fraction, BeforeValidator(parse_share), _json(_spell_share)]
