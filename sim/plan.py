@@ -1,0 +1,41 @@
+"""This module defines what the planner hands to a machine: one batch of operations per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moetier.traces.batch import LayerBatch
+
+
+@dataclass(slots=True)
+class LayerPlan:
+    """The operations of one batch, in the order a machine performs them.
+
+    After the dense part the machine copies `fetch` to the fastest tier and queues `prefetch` behind
+    it, runs `cpu` where it is, waits for what is needed, computes, and forgets `evicted`. A *hop* count of
+    2 means that the slice also has to come up from the tier below the second one; None means 1 for all.
+    Every list holds unique slices in order.
+    """
+
+    batch: LayerBatch  # as routed: what is computed
+    needed: list[int]  # everything the batch uses
+    missing: list[int]  # of these, what was not planned to be in the fastest tier
+    fetch: list[int]
+    cpu: Sequence[int]
+    skip: Sequence[int]
+    prefetch: Sequence[int]
+    evicted: Sequence[int]  # from the fastest tier, at the end of the batch
+    fetch_hops: list[int] | None = None
+    cpu_hops: list[int] | None = None
+    prefetch_hops: list[int] | None = None
+    demoted: Sequence[int] = ()  # exclusive tiers: evicted slices that are copied down
+    compulsory: int = 0  # misses of slices that were never resident before
+    prefetch_used: int = 0  # slices brought early and used for the first time in this batch
+    prefetch_wasted: int = 0  # bytes brought early and evicted unused by this batch
+    cancelled: Sequence[int] = ()  # queued prefetches withdrawn before this batch
+    lower_lookups: int = 0  # of the second tier, by this batch's fetches
+    lower_hits: int = 0
+    warmup_bytes: int = 0  # brought by warm-up before this batch, not charged to time
+    resident: int = 0  # bytes planned in the fastest tier after the batch
+    peak: int = 0  # most bytes planned there during the batch

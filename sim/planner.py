@@ -1,0 +1,241 @@
+"""This module owns the loop over batches and every invariant; policies only fill the holes.
+
+Residency here is *planned*: a slice counts as resident from the moment its copy is ordered. Decisions
+thus never depend on timing, unless a policy asks the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from moetier.sim.future import Future
+from moetier.sim.layout import Layout
+from moetier.sim.plan import LayerPlan
+from moetier.sim.policy.base import Context, Lateness, Missed, Part, Prefetch, Progress
+from moetier.sim.policy.compose import Policy
+from moetier.sim.residency import Cache
+from moetier.traces.batch import DECODE, PREFILL, LayerBatch
+
+OnPlan = Callable[[LayerPlan], None]
+
+
+class Planner:
+    """Turn batches into plans under one policy. Steppable: a live model calls `step` layer by layer.
+
+    *capacities* holds the budget in bytes of each cached tier, fastest first; the tier below the last
+    holds everything. With *exclusive* a slice lives in one cached tier only.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        layout: Layout,
+        capacities: Sequence[int],
+        *,
+        exclusive: bool = False,
+        seed: int = 0,
+        future: Future | None = None,
+        popularity: Sequence[int] | None = None,
+        lateness: Lateness | None = None,
+        on_plan: OnPlan | None = None,
+    ) -> None:
+        """Start a run; nothing is resident until warm-up says so."""
+        self.policy, self.layout, self.exclusive = policy, layout, exclusive
+        self._on_plan, self._lateness = on_plan, lateness
+        self._progress = Progress()
+        self.caches = [
+            Cache(layout, capacity, eviction)
+            for capacity, eviction in zip(capacities, policy.eviction, strict=True)
+        ]
+        self._top, self._lower = self.caches[0], self.caches[1] if len(self.caches) > 1 else None
+        seeds = iter(np.random.SeedSequence(seed).spawn(len(policy.parts)))
+
+        def start(part: Part, cache: Cache) -> None:
+            part.start(
+                Context(
+                    layout=layout,
+                    capacity=cache.capacity,
+                    resident=cache.resident,
+                    rng=np.random.default_rng(next(seeds)),
+                    progress=self._progress,
+                    future=future if part.needs_future else None,
+                    popularity=popularity,
+                    lateness=lateness if part.asks_lateness else None,
+                )
+            )
+
+        for part in policy.shared_parts:
+            start(part, self._top)
+        for cache in self.caches:
+            start(cache.eviction, cache)
+        self._ever = bytearray(len(layout.nbytes))  # was it ever resident in the fastest tier?
+        self._early: set[int] = set()  # brought by a prefetch and not used yet
+        self._ahead: list[list[int]] = [[] for _ in range(layout.n_layers)]  # pinned until used
+        self._ahead_bytes = 0
+        self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
+        self._last_phase: int | None = None
+        self._warmup_bytes = 0
+
+    def step(self, batch: LayerBatch) -> LayerPlan:
+        """Decide one batch; the plan is final when it is returned."""
+        policy, top, layer = self.policy, self._top, batch.layer
+        self._progress.batch += 1
+        if batch.phase != self._last_phase:
+            self._phase_begins(batch.phase)
+        cancelled = self._expire(layer) if self._ahead[layer] else ()
+        batch = policy.routing.route(batch)
+        accesses = policy.precision.needed(batch)
+        if batch.n_tokens == 1:
+            needed = recency = accesses
+        else:  # fetched in order of first use, remembered in order of last use
+            needed = list(dict.fromkeys(accesses))
+            recency = list(dict.fromkeys(reversed(accesses)))[::-1]
+        resident = top.resident
+        missing = [s for s in needed if s not in resident]
+        plan = LayerPlan(batch, needed, missing, missing, (), (), (), (), cancelled=cancelled)
+        if missing:
+            self._resolve(plan)
+            if plan.cpu or plan.skip:
+                away = {*plan.cpu, *plan.skip}
+                recency = [s for s in recency if s not in away]
+        if self._early:
+            used = self._early.intersection(needed)
+            plan.prefetch_used = len(used)
+            self._early -= used
+        top.eviction.touch(recency)
+        plan.peak = top.used
+        evicted = top.trim((recency, *self._ahead)) if top.used > top.capacity else []
+        if self._prefetches:
+            evicted += self._prefetch(plan, recency)
+        evicted += top.release(needed)
+        if evicted:
+            self._leave(plan, evicted)
+        plan.resident = top.used
+        if batch.phase == PREFILL:
+            policy.warmup.observe(needed)
+        if self._warmup_bytes:
+            plan.warmup_bytes, self._warmup_bytes = self._warmup_bytes, 0
+        if self._on_plan is not None:
+            self._on_plan(plan)
+        return plan
+
+    def _resolve(self, plan: LayerPlan) -> None:
+        """Sort the missing slices and bring what has to come."""
+        missed = self.policy.miss.resolve(plan.missing, plan.batch)
+        self._check(missed, plan.missing)
+        plan.fetch, plan.cpu, plan.skip = missed.fetch, missed.cpu, missed.skip
+        ever = self._ever
+        plan.compulsory = sum(not ever[s] for s in plan.missing)
+        for s in plan.missing:
+            ever[s] = 1
+        if self._lower is not None:
+            if plan.fetch:
+                plan.fetch_hops = self._bring_up(plan, plan.fetch)
+            if plan.cpu:
+                plan.cpu_hops = [hops - 1 for hops in self._bring_up(plan, plan.cpu, stay=True)]
+        if plan.fetch:
+            self._top.insert(plan.fetch)
+
+    def _bring_up(self, plan: LayerPlan, slices: Sequence[int], stay: bool = False) -> list[int]:
+        """Look *slices* up in the second tier and plan them there; return the hops of each."""
+        lower = self._lower
+        assert lower is not None
+        absent = [s for s in slices if s not in lower.resident]
+        plan.lower_lookups += len(slices)
+        plan.lower_hits += len(slices) - len(absent)
+        hops = [1 if s in lower.resident else 2 for s in slices]
+        if self.exclusive and not stay:  # it moves through, and up
+            lower.remove([s for s in slices if s in lower.resident])
+        else:
+            lower.insert(absent)
+            lower.eviction.touch(slices)
+            lower.trim((slices,))
+        return hops
+
+    def _prefetch(self, plan: LayerPlan, pinned: list[int]) -> list[int]:
+        """Admit what is wanted early and fits beside the batch; return who had to leave."""
+        candidates = self.policy.prefetch.candidates(plan.batch, plan.needed)
+        if not candidates:
+            return []
+        top, nbytes, layer_of = self._top, self.layout.nbytes, self.layout.layer_of
+        wanted = [s for s in dict.fromkeys(candidates) if s not in top.resident]
+        if not wanted:
+            return []
+        room = top.capacity - self._ahead_bytes - self.layout.size(pinned)
+        admitted = []
+        for s in wanted:
+            if nbytes[s] > room and not top.eviction.ignores_capacity:
+                break
+            room -= nbytes[s]
+            admitted.append(s)
+            self._ahead[layer_of(s)].append(s)
+            self._ahead_bytes += nbytes[s]
+            self._ever[s] = 1
+        if not admitted:
+            return []
+        if self._lower is not None:
+            uncounted = LayerPlan(plan.batch, [], [], [], (), (), (), ())
+            plan.prefetch_hops = self._bring_up(uncounted, admitted)
+        top.insert(admitted)
+        self._early.update(admitted)
+        plan.prefetch = admitted
+        plan.peak = max(plan.peak, top.used)
+        return top.trim((pinned, *self._ahead))
+
+    def _expire(self, layer: int) -> Sequence[int]:
+        """Unpin what was brought early for *layer*, which runs now; return what was withdrawn."""
+        arrived, self._ahead[layer] = self._ahead[layer], []
+        self._ahead_bytes -= self.layout.size(arrived)
+        return ()
+
+    def _leave(self, plan: LayerPlan, evicted: list[int]) -> None:
+        """Book what leaves the fastest tier: wasted prefetches, demotion to the tier below."""
+        plan.evicted = evicted
+        if self._early:
+            wasted = self._early.intersection(evicted)
+            plan.prefetch_wasted = self.layout.size(wasted)
+            self._early -= wasted
+        if self.exclusive and self._lower is not None:
+            self._lower.insert(evicted)
+            self._lower.eviction.touch(evicted)
+            self._lower.trim(())
+            plan.demoted = [s for s in evicted if s in self._lower.resident]
+
+    def _phase_begins(self, phase: int) -> None:
+        """Let warm-up set the scene before the first batch, and where decode follows prefill."""
+        wanted: Sequence[int] | None = None
+        if self._last_phase is None:
+            wanted = self.policy.warmup.initial()
+        if phase == DECODE:
+            at_decode = self.policy.warmup.decode_begins()
+            wanted = wanted if at_decode is None else at_decode
+        self._last_phase = phase
+        if wanted is None:
+            return
+        size = self.layout.size(wanted)
+        if size > self._top.capacity and not self._top.eviction.ignores_capacity:
+            raise RuntimeError(
+                f"{type(self.policy.warmup).__name__} wants {size} bytes resident, "
+                f"more than the capacity of {self._top.capacity}"
+            )
+        for ahead in self._ahead:
+            ahead.clear()
+        self._ahead_bytes = 0
+        _left, came = self._top.replace(wanted)
+        self._early.intersection_update(self._top.resident)
+        for s in came:
+            self._ever[s] = 1
+        if self._lower is not None and self.exclusive:
+            self._lower.remove([s for s in came if s in self._lower.resident])
+        self._warmup_bytes += self.layout.size(came)
+
+    @staticmethod
+    def _check(missed: Missed, missing: list[int]) -> None:
+        """Hold the miss policy to its contract: every missing slice is in exactly one list."""
+        if missed.fetch is missing:
+            return
+        told = sorted([*missed.fetch, *missed.cpu, *missed.skip])
+        if told != sorted(missing):
+            raise RuntimeError(f"the miss policy must sort {missing}, got {missed}")

@@ -1,0 +1,73 @@
+"""This module keeps the planned residency of one tier and holds it to its capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from moetier.sim.layout import Layout
+from moetier.sim.policy.base import Eviction
+
+
+class Cache:
+    """The slices planned to be in one tier: what is in flight counts as resident.
+
+    The eviction policy chooses who leaves; the cache checks its choice, so that no policy can pass the
+    capacity or remove what is pinned.
+    """
+
+    __slots__ = ("_size", "capacity", "eviction", "resident", "used")
+
+    def __init__(self, layout: Layout, capacity: int, eviction: Eviction) -> None:
+        """Start empty with *capacity* bytes, under *eviction*, which the caller starts."""
+        self.capacity, self.eviction = capacity, eviction
+        self.resident: set[int] = set()
+        self.used = 0
+        self._size = layout.size
+
+    def insert(self, slices: Sequence[int]) -> None:
+        """Add *slices* that are not resident; the capacity is checked by `trim`, not here."""
+        self.resident.update(slices)
+        self.used += self._size(slices)
+        self.eviction.insert(slices)
+
+    def trim(self, pinned: Iterable[Sequence[int]]) -> list[int]:
+        """Evict until the tier is within capacity, sparing what is *pinned*; return who left."""
+        excess = self.used - self.capacity
+        if excess <= 0 or self.eviction.ignores_capacity:
+            return []
+        spared = {s for group in pinned for s in group}
+        victims = self.eviction.victims(excess, spared)
+        self._drop(victims, spared)
+        return victims
+
+    def release(self, needed: Sequence[int]) -> list[int]:
+        """Let go of what the policy does not keep after a batch that used *needed*."""
+        done = self.eviction.release(needed)
+        if done:
+            self._drop(done, ())
+        return done
+
+    def remove(self, slices: Sequence[int]) -> None:
+        """Take *slices* out for a reason that is not the policy's."""
+        self.eviction.forget(slices)
+        self._drop(slices, ())
+
+    def replace(self, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Make exactly *wanted* resident, least valuable first; return (who left, who came)."""
+        keep = set(wanted)
+        left = [s for s in sorted(self.resident) if s not in keep]
+        came = [s for s in wanted if s not in self.resident]
+        self.remove(left)
+        self.insert(came)
+        self.eviction.touch(wanted)
+        return left, came
+
+    def _drop(self, slices: Sequence[int], spared: Collection[int]) -> None:
+        for s in slices:
+            if s in spared or s not in self.resident:
+                raise RuntimeError(
+                    f"{type(self.eviction).__name__} evicts slice {s}, which is "
+                    + ("in use" if s in spared else "not resident")
+                )
+            self.resident.remove(s)
+        self.used -= self._size(slices)
