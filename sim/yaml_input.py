@@ -1,0 +1,94 @@
+"""This module reads YAML strictly and explains what does not fit a schema."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from moetier.traces.errors import InputError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, except that a key given twice in one mapping is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and seen.setdefault(key.value, line) != line:
+                raise InputError(
+                    f"line {line}: key '{key.value}' is given twice",
+                    way_out=f"the first is on line {seen[key.value]}; keep one",
+                )
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_yaml(file: Path | Traversable) -> Any:
+    """Return what the YAML *file* holds; raise `InputError`, with file and line, if it cannot."""
+    try:
+        return yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
+    except InputError as error:
+        raise InputError(error.problem, where=str(file), way_out=error.way_out) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(file)) from None
+    except UnicodeDecodeError:
+        raise InputError("is not a text file in UTF-8", where=str(file)) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise InputError(f"{line}not valid YAML: {problem}", where=str(file)) from None
+
+
+def check(model: type[M], data: Any, where: str | Path) -> M:
+    """Return *data* as a *model*; raise `InputError` naming *where*, the key, value and way out."""
+    if not isinstance(data, dict):
+        raise InputError(
+            f"expected a mapping of keys, got {type(data).__name__}",
+            where=where,
+            way_out=f"its keys are {', '.join(model.model_fields)}",
+        )
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise explain(error, model, where) from None
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: str | Path) -> InputError:
+    """Turn the first finding of *error*, raised by *model*, into an `InputError`."""
+    first, *others = error.errors()
+    loc = [part for part in first["loc"] if part != "[key]"]
+    key = ".".join(str(part) for part in loc)
+    way_out = f"{len(others)} more finding(s) in this file" if others else ""
+    match first["type"]:
+        case "missing":
+            problem = "this key is missing"
+        case "extra_forbidden":
+            known = _keys_at(model, loc[:-1])
+            near = difflib.get_close_matches(str(loc[-1]), known, n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            problem, way_out = "unknown key", f"{hint}known: {', '.join(known)}"
+        case "value_error":
+            problem = str(first.get("ctx", {}).get("error"))  # our own words, which name the value
+        case _:
+            problem = f"{first['msg']}, got {first['input']!r}"
+    return InputError(f"{key}: {problem}" if key else problem, where=where, way_out=way_out)
+
+
+def _keys_at(schema: Any, loc: list[int | str]) -> list[str]:
+    """Return the keys that *schema* knows at *loc*, stepping into lists, dicts and models."""
+    for part in loc:
+        if isinstance(schema, type) and issubclass(schema, BaseModel):
+            schema = schema.model_fields[str(part)].annotation
+        else:
+            schema = next(arg for arg in reversed(get_args(schema)) if arg is not Ellipsis)
+    fields = getattr(schema, "model_fields", {})
+    return list(fields)
