@@ -1,101 +1,138 @@
 """This module computes a layer's experts fast on a CPU, with gradients, for training.
 
-Assignments (one token and one of its experts each) are sorted by expert once; every expert is
-then three plain matrix products on a contiguous block, forwards and backwards. Several times
-faster on one core than the implementations that transformers ships, and equal to them up to
-rounding.
+Assignments (one token and one of its experts each) are sorted by expert; every expert is then two
+plain matrix products on a contiguous block of rows, and four backwards. Products may run in
+bfloat16 (weights, gradients and optimiser stay float32), which is four times faster on a core that
+has AVX512-BF16 - but only for shapes seen before, since the kernel is compiled per shape. Blocks
+are therefore padded with zero rows to a multiple of `GRAIN`.
 
-Shapes: T tokens, K experts per token, A = T * K assignments, E experts, H hidden, I expert hidden.
+Shapes: T tokens, K experts per token, A = T * K assignments, P >= A padded rows, E experts,
+H hidden, I expert hidden.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-NAME = "moetier_sorted"
-"""The name under which `register` offers this implementation to transformers."""
+EXACT = "moetier_sorted"
+FAST = "moetier_sorted_bf16"
+"""The names under which `register` offers this module to transformers: float32 and bfloat16."""
+
+GRAIN = 64
+
+
+def layout(index: Tensor, n_experts: int, grain: int = GRAIN) -> tuple[Tensor, list[int]]:
+    """Give every assignment of *index*, (T, K), a row so that each expert's rows are contiguous.
+
+    Returns the rows, (A,), and the *n_experts* + 1 bounds of the experts' blocks.
+    """
+    flat = index.reshape(-1)
+    counts = torch.bincount(flat, minlength=n_experts)
+    padded = (counts + grain - 1) // grain * grain
+    shift = (padded.cumsum(0) - padded) - (counts.cumsum(0) - counts)  # (E)
+    order = torch.argsort(flat, stable=True)
+    rows = torch.empty_like(order)
+    rows[order] = torch.arange(len(order), device=order.device) + shift[flat[order]]
+    return rows, [0, *padded.cumsum(0).tolist()]
 
 
 class _SortedExperts(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]  # the base class takes anything
-        ctx: Any, hidden: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        index: Tensor,
+        weights: Tensor,
+        dtype: torch.dtype,
     ) -> Tensor:
         n_tokens, top_k = index.shape
-        order = torch.argsort(index.reshape(-1), stable=True)  # (A)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device)
-        ends = torch.bincount(index.reshape(-1), minlength=len(gate_up)).cumsum(0).tolist()
+        gate_up, down = gate_up.to(dtype), down.to(dtype)
+        rows, bounds = layout(index, len(gate_up))
+        blocks = [(e, s, t) for e, (s, t) in enumerate(pairwise(bounds)) if s < t]
 
-        x = hidden[order // top_k]  # (A, H)
-        pre = x.new_empty(len(order), gate_up.shape[1])  # (A, 2I)
-        for expert, (start, end) in _blocks(ends):
-            torch.mm(x[start:end], gate_up[expert].t(), out=pre[start:end])
+        x = _spread(hidden.to(dtype).repeat_interleave(top_k, 0), rows, bounds[-1])  # (P, H)
+        pre = x.new_empty(len(x), gate_up.shape[1])  # (P, 2I)
+        for e, s, t in blocks:
+            torch.mm(x[s:t], gate_up[e].t(), out=pre[s:t])
         gate, up = pre.chunk(2, dim=-1)
-        act = functional.silu(gate) * up  # (A, I)
-        y = torch.empty_like(x)  # (A, H)
-        for expert, (start, end) in _blocks(ends):
-            torch.mm(act[start:end], down[expert].t(), out=y[start:end])
+        act = functional.silu(gate) * up  # (P, I)
+        y = torch.empty_like(x)  # (P, H)
+        for e, s, t in blocks:
+            torch.mm(act[s:t], down[e].t(), out=y[s:t])
+        per_token = y[rows].view(n_tokens, top_k, -1).to(weights.dtype)  # (T, K, H)
 
-        ctx.save_for_backward(x, pre, act, y, gate_up, down, order, place, weights)
-        ctx.ends = ends
-        per_token = y[place].view(n_tokens, top_k, -1)  # (T, K, H)
+        ctx.save_for_backward(x, pre, act, per_token, gate_up, down, rows, weights)
+        ctx.blocks = blocks
         return torch.bmm(weights.unsqueeze(1), per_token).squeeze(1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, pre, act, y, gate_up, down, order, place, weights = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs  # (T, H)
+        x, pre, act, per_token, gate_up, down, rows, weights = ctx.saved_tensors
         n_tokens, top_k = weights.shape
-        grad_y = grad[order // top_k]  # (A, H)
-        grad_weights = (grad_y * y).sum(-1)[place].view(n_tokens, top_k)
-        grad_y = grad_y * weights.reshape(-1)[order].unsqueeze(1)
+        grad_weights = torch.bmm(per_token, grad.unsqueeze(2)).squeeze(2)
+        weighted = (weights.unsqueeze(2) * grad.unsqueeze(1)).to(x.dtype)  # (T, K, H)
+        grad_y = _spread(weighted.view(-1, x.shape[1]), rows, len(x))  # (P, H)
 
         grad_act = torch.empty_like(act)
         grad_down = torch.zeros_like(down)
-        for expert, (start, end) in _blocks(ctx.ends):
-            torch.mm(grad_y[start:end], down[expert], out=grad_act[start:end])
-            torch.mm(grad_y[start:end].t(), act[start:end], out=grad_down[expert])
+        for e, s, t in ctx.blocks:
+            torch.mm(grad_y[s:t], down[e], out=grad_act[s:t])
+            torch.mm(grad_y[s:t].t(), act[s:t], out=grad_down[e])
 
         gate, up = pre.chunk(2, dim=-1)
         sigmoid = torch.sigmoid(gate)
         silu = gate * sigmoid
-        grad_pre = torch.empty_like(pre)
-        half = act.shape[1]
-        grad_pre[:, :half] = grad_act * up * (sigmoid + silu * (1 - sigmoid))
-        grad_pre[:, half:] = grad_act * silu
+        grad_pre = torch.cat(
+            [grad_act * up * (sigmoid + silu * (1 - sigmoid)), grad_act * silu], dim=-1
+        )
 
         grad_x = torch.empty_like(x)
         grad_gate_up = torch.zeros_like(gate_up)
-        for expert, (start, end) in _blocks(ctx.ends):
-            torch.mm(grad_pre[start:end], gate_up[expert], out=grad_x[start:end])
-            torch.mm(grad_pre[start:end].t(), x[start:end], out=grad_gate_up[expert])
-        grad_hidden = grad_x[place].view(n_tokens, top_k, -1).sum(1)
-        return grad_hidden, grad_gate_up, grad_down, None, grad_weights
+        for e, s, t in ctx.blocks:
+            torch.mm(grad_pre[s:t], gate_up[e], out=grad_x[s:t])
+            torch.mm(grad_pre[s:t].t(), x[s:t], out=grad_gate_up[e])
+        grad_hidden = grad_x[rows].view(n_tokens, top_k, -1).sum(1)
+        full = grad.dtype
+        return (
+            grad_hidden.to(full),
+            grad_gate_up.to(full),
+            grad_down.to(full),
+            None,
+            grad_weights,
+            None,
+        )
 
 
-def _blocks(ends: list[int]) -> list[tuple[int, tuple[int, int]]]:
-    """Pair each expert that has assignments with the block they occupy."""
-    starts = [0, *ends[:-1]]
-    blocks = enumerate(zip(starts, ends, strict=True))
-    return [(expert, block) for expert, block in blocks if block[0] < block[1]]
+def _spread(values: Tensor, rows: Tensor, n_rows: int) -> Tensor:
+    """Place *values*, (A, ...), in *rows* of an otherwise zero tensor of *n_rows* rows."""
+    return values.new_zeros(n_rows, values.shape[1]).index_copy_(0, rows, values)
 
 
 def sorted_experts(
-    experts: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    experts: nn.Module,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return the weighted sum of each token's experts, (T, H); the signature is transformers'."""
+    """Return the weighted sum of each token's experts, (T, H), with the products in *dtype*."""
     result: Tensor = _SortedExperts.apply(  # type: ignore[no-untyped-call]  # torch's own
-        hidden_states, experts.gate_up_proj, experts.down_proj, top_k_index, top_k_weights
+        hidden_states, experts.gate_up_proj, experts.down_proj, top_k_index, top_k_weights, dtype
     )
     return result
 
 
 def register() -> None:
-    """Offer this implementation to transformers as `NAME`; doing so twice is harmless."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    ALL_EXPERTS_FUNCTIONS.register(NAME, sorted_experts)
+    """Offer `EXACT` and `FAST` to transformers; doing so twice is harmless."""
+    ALL_EXPERTS_FUNCTIONS.register(EXACT, sorted_experts)
+    ALL_EXPERTS_FUNCTIONS.register(FAST, partial(sorted_experts, dtype=torch.bfloat16))

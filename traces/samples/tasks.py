@@ -26,12 +26,13 @@ TEST_SHARE = 10
 """One prompt in this many is a test prompt."""
 
 MAX_FACTOR = 12
-ELEMENTS = (
+_SYMBOLS = (
     "h he li be b c n o f ne na mg al si p s cl ar k ca sc ti v cr mn fe co ni cu zn ga ge as se "
     "br kr rb sr y zr nb mo tc ru rh pd ag cd in sn sb te i xe cs ba la ce pr nd pm sm eu gd tb "
     "dy ho er tm yb lu hf ta w re os ir pt au hg tl pb bi po at rn fr ra ac th pa u np pu am cm "
     "bk cf es fm md no lr rf db sg bh hs mt ds rg cn nh fl mc lv ts og"
-).split()
+)
+ELEMENTS = tuple(_SYMBOLS.split())
 """The symbols of the chemical elements in the order of their atomic numbers, from 1."""
 
 
@@ -169,7 +170,7 @@ def training_items(seed: int, weights: Mapping[str, float] | None = None) -> Ite
         yield next(sources[rng.choices(names, weights=cumulative)[0]])
 
 
-def test_items(per_task: int, seed: int = 0) -> list[Item]:
+def held_out_items(per_task: int, seed: int = 0) -> list[Item]:
     """Return *per_task* distinct test items of every task, in the order of `TASKS`.
 
     Raises:
@@ -182,7 +183,7 @@ def test_items(per_task: int, seed: int = 0) -> list[Item]:
             if per_task > len(task.table):
                 raise ValueError(
                     f"{per_task} items asked of {task.name}, whose table has {len(task.table)}; "
-                    f"ask for at most {largest_test()} per task"
+                    f"ask for at most {most_held_out()} per task"
                 )
             chosen += [task.item(*pair) for pair in rng.sample(task.table, per_task)]
             continue
@@ -195,6 +196,6 @@ def test_items(per_task: int, seed: int = 0) -> list[Item]:
     return chosen
 
 
-def largest_test() -> int:
-    """Return the most items per task that `test_items` can give: the smallest finite table."""
+def most_held_out() -> int:
+    """Return the most items per task that `held_out_items` can give: the smallest finite table."""
     return min(len(task.table) for task in TASKS.values() if task.finite)
