@@ -157,8 +157,10 @@ class Profile(BaseModel):
                 raise ValueError(f"{key}: no tier '{tier}'; {known}")
         pairs = [(link.src, link.dst) for link in self.links]
         for i, pair in enumerate(pairs):
-            if pair in pairs[:i] or pair[0] == pair[1]:
-                raise ValueError(f"links.{i}: {pair[0]} -> {pair[1]} is given twice or is a loop")
+            if pair in pairs[:i]:
+                raise ValueError(f"links.{i}: {pair[0]} -> {pair[1]} is given twice; keep one")
+            if pair[0] == pair[1]:
+                raise ValueError(f"links.{i}: leads from '{pair[0]}' to itself; name two tiers")
         for (fast, above), (slow, below) in pairwise(self.tiers.items()):
             if (slow, fast) not in pairs:
                 raise ValueError(

@@ -22,7 +22,7 @@ from moetier.sim.units import Bytes, Rate, parse_rate
 def above_zero(value: int) -> int:
     """Return *value*; raise `ValueError` when it is zero."""
     if value <= 0:
-        raise ValueError("must be above zero")
+        raise ValueError(f"must be above zero, got {value}")
     return value
 
 

@@ -64,10 +64,11 @@ def check(model: type[M], data: Any, where: str | Path) -> M:
 
 def explain(error: ValidationError, model: type[BaseModel], where: str | Path) -> InputError:
     """Turn the first finding of *error*, raised by *model*, into an `InputError`."""
-    first, *others = error.errors()
+    # A misspelt key first: the key that it leaves missing explains itself then.
+    first, *others = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     loc = [part for part in first["loc"] if part != "[key]"]
     key = ".".join(str(part) for part in loc)
-    way_out = f"{len(others)} more finding(s) in this file" if others else ""
+    way_out = f"and {len(others)} more in this file" if others else ""
     match first["type"]:
         case "missing":
             problem = "this key is missing"
