@@ -1,0 +1,65 @@
+"""This module computes experts the plain way, one after another, as an independent check.
+
+Shapes: T tokens, K experts per token, H hidden (or the latent width), I expert intermediate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moetier.traces.errors import InputError
+
+
+def expert_output(experts: nn.Module, expert: int, hidden: Tensor) -> Tensor:
+    """Return what one *expert* makes of *hidden* (T, H), in the type of the weights: (T, H).
+
+    Knows the layouts of the experts interface: gate and up fused in halves or interleaved, stored
+    plain or transposed, with or without biases, clamped, and without a gate.
+    """
+    module: Any = experts
+    width_in = hidden
+    if module.has_gate:
+        both = _linear(module, "gate_up_proj", expert, width_in)  # (T, 2I)
+        act = _gated(module, both)  # (T, I)
+    else:
+        act = module.act_fn(_linear(module, "up_proj", expert, width_in))
+    out = _linear(module, "down_proj", expert, act)
+    return out if not module.has_post_expert_norm else module.post_expert_norm(out)
+
+
+def rebuild(experts: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sum of each token's experts, (T, H), in *hidden*'s type.
+
+    *ids* and *weights* are (T, K). Experts are visited in ascending id, whatever the slot.
+    Raises `InputError` for a layout that is not known.
+    """
+    total = torch.zeros_like(hidden, dtype=torch.float32)
+    for expert in sorted(set(ids.flatten().tolist())):
+        token, slot = (ids == expert).nonzero(as_tuple=True)
+        made = expert_output(experts, expert, hidden[token]).float()
+        total.index_add_(0, token, made * weights[token, slot].float()[:, None])
+    return total.to(hidden.dtype)
+
+
+def _linear(module: Any, name: str, expert: int, x: Tensor) -> Tensor:
+    weight = getattr(module, name)[expert]
+    y = x.to(weight.dtype) @ (weight if module.is_transposed else weight.T)
+    return y + getattr(module, f"{name}_bias")[expert] if module.has_bias else y
+
+
+def _gated(module: Any, both: Tensor) -> Tensor:
+    gate, up = both.chunk(2, -1) if module.is_concatenated else (both[..., ::2], both[..., 1::2])
+    limit = getattr(module, "limit", None)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    alpha = getattr(module, "alpha", None)
+    if alpha is not None:  # the swiglu of gpt-oss
+        return (up + 1) * gate * torch.sigmoid(alpha * gate)
+    act = getattr(module, "act_fn", None)
+    if act is None:
+        raise InputError(f"the activation of {type(module).__name__} is not known")
+    result: Tensor = act(gate) * up
+    return result

@@ -1,0 +1,200 @@
+"""This module captures a model's routing while it generates, and writes it as a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moetier.traces.capture.describe import describe, model_name
+from moetier.traces.capture.fingerprint import fingerprint
+from moetier.traces.capture.hook import ExpertsCall, attach
+from moetier.traces.capture.nbytes import FORMATS, dense_bytes, expert_bytes, stored_dtype
+from moetier.traces.capture.probe import Probe, probe
+from moetier.traces.capture.prompts import prompts_sha256
+from moetier.traces.capture.rows import Progression, Tokens, rows
+from moetier.traces.errors import InputError
+from moetier.traces.io import TraceWriter
+from moetier.traces.schema import Header, Provenance
+
+
+def capture(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    out: str | Path,
+    *,
+    max_new_tokens: int,
+    batch_size: int = 1,
+    hidden: bool = False,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Generate greedily from *prompts* and write what *model* routed to *out*.
+
+    A request's rows cover its prompt and what it generated, but for the last token: it is sampled
+    and never forwarded. Padding and requests that ended before others of their batch keep their
+    rows, marked invalid. The model is left as it was.
+
+    Args:
+        model: A causal transformers model, on any devices.
+        tokenizer: Its tokenizer.
+        prompts: The requests, numbered in this order.
+        out: The trace; it appears when everything is captured.
+        max_new_tokens: Tokens to generate for each prompt, fewer if it ends by itself.
+        batch_size: Prompts that run together.
+        hidden: Reserved for storing what the routers read.
+        seed: Seeds torch for this call; the global state is put back.
+        progress: Called with (prompts done, prompts in all) after each batch.
+
+    Raises:
+        InputError: The model's routing cannot be seen, or the arguments cannot be used.
+    """
+    if hidden:
+        raise InputError("hidden states are not captured yet", way_out="leave out --hidden")
+    if max_new_tokens < 1 or batch_size < 1 or not prompts:
+        raise InputError(
+            f"{len(prompts)} prompts, {max_new_tokens} new tokens, batches of {batch_size}",
+            way_out="give at least one of each",
+        )
+    was_training = bool(model.training)
+    model.eval()
+    try:
+        with torch.random.fork_rng(), torch.no_grad(), _greedy(model, tokenizer):
+            torch.manual_seed(seed)
+            seen = probe(model)
+            header = _header(model, tokenizer, prompts, seen, seed)
+            with TraceWriter(Path(out), header) as writer:
+                recorder = _Recorder(seen, writer)
+                for first in range(0, len(prompts), batch_size):
+                    batch = prompts[first : first + batch_size]
+                    _generate(model, tokenizer, batch, first, max_new_tokens, recorder)
+                    if progress is not None:
+                        progress(first + len(batch), len(prompts))
+    finally:
+        model.train(was_training)
+    return Path(out)
+
+
+class _Recorder:
+    """Writes the rows of each forward pass, counting passes over the whole trace."""
+
+    def __init__(self, seen: Probe, writer: TraceWriter) -> None:
+        self.gate, self.writer = seen.gate, writer
+        self.step = -1
+        self.progression: Progression | None = None
+        self.tokens: Tokens | None = None
+
+    def on_forward(self, forward: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        input_ids = args[0] if args else kwargs.get("input_ids")
+        if self.progression is None or not isinstance(input_ids, Tensor):
+            raise InputError("a forward pass without input_ids", way_out="capture a text model")
+        self.step += 1
+        self.tokens = self.progression.advance(input_ids)
+
+    def __call__(self, call: ExpertsCall) -> None:
+        assert self.tokens is not None
+        scores = None
+        if self.gate is not None and call.scores is not None:
+            scores = self.gate.select(call.scores, call.moe_layer)
+        self.writer.add(**rows(call, self.step, self.tokens, scores))
+
+
+def _generate(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    first: int,
+    max_new_tokens: int,
+    recorder: _Recorder,
+) -> None:
+    encoded = _encode(tokenizer, prompts, first)
+    eos = model.generation_config.eos_token_id
+    eos = [] if eos is None else [eos] if isinstance(eos, int) else eos
+    recorder.progression = Progression(first, encoded["attention_mask"], eos)
+    with attach(model, recorder, recorder.on_forward):
+        model.generate(
+            input_ids=encoded["input_ids"].to(model.device),
+            attention_mask=encoded["attention_mask"].to(model.device),
+            max_new_tokens=max_new_tokens,
+        )
+
+
+def _encode(tokenizer: Any, prompts: Sequence[str], first: int) -> dict[str, Tensor]:
+    """Return `input_ids` and `attention_mask`, (B, S) each, padded on the left."""
+    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    for index, item in enumerate(ids, start=first):
+        if not item:
+            raise InputError(f"prompt {index + 1} has no tokens", way_out="leave it out")
+    width = max(len(item) for item in ids)
+    pad = tokenizer.pad_token_id or 0
+    return {
+        "input_ids": torch.tensor([[pad] * (width - len(item)) + list(item) for item in ids]),
+        "attention_mask": torch.tensor(
+            [[0] * (width - len(item)) + [1] * len(item) for item in ids]
+        ),
+    }
+
+
+@contextmanager
+def _greedy(model: Any, tokenizer: Any) -> Iterator[None]:
+    """Let `generate` decode greedily and nothing else, whatever the checkpoint recommends."""
+    from transformers import GenerationConfig
+
+    kept = model.generation_config
+    config = model.config.get_text_config()
+    eos = kept.eos_token_id if kept.eos_token_id is not None else config.eos_token_id
+    pad = next((pad for pad in (kept.pad_token_id, tokenizer.pad_token_id) if pad is not None), 0)
+    model.generation_config = GenerationConfig(
+        do_sample=False,
+        use_cache=True,
+        bos_token_id=kept.bos_token_id,
+        eos_token_id=eos,
+        pad_token_id=pad,
+    )
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+
+
+def _header(model: Any, tokenizer: Any, prompts: Sequence[str], seen: Probe, seed: int) -> Header:
+    dtype = stored_dtype(model, seen.layers)
+    name = FORMATS.get(dtype, str(dtype).removeprefix("torch."))
+    geometry = describe(model, seen)
+    return Header(
+        geometry=geometry,
+        weights=name,
+        expert_bytes={name: expert_bytes(seen.layers, dtype)},
+        dense_bytes=dense_bytes(seen.layers, dtype),
+        score_kind=seen.score_kind,
+        unknown=[] if seen.gate is not None else ["router scores"],
+        provenance=Provenance(
+            kind="captured",
+            model=model_name(model),
+            model_fingerprint=fingerprint(model),
+            tokenizer=type(tokenizer).__name__,
+            prompts_sha256=prompts_sha256(prompts),
+            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+            seed=seed,
+            versions={
+                "moetier": _version("moetier"),
+                "torch": torch.__version__,
+                "transformers": _version("transformers"),
+            },
+            note=f"experts implementation: {_implementation(model)}",
+        ),
+    )
+
+
+def _implementation(model: Any) -> str:
+    return str(getattr(model.config.get_text_config(), "_experts_implementation", None))
+
+
+def _version(package: str) -> str:
+    return version(package)
