@@ -40,7 +40,9 @@ class LayerBatch:
     scores: Floats | None = None  # (n_tokens, n_experts) router scores, of the header's score_kind
     predicted: dict[int, Floats] = field(default_factory=dict)
     # horizon -> (n_tokens, n_experts): predicted scores of the MoE layer `layer + horizon`
-    recorded: list[int] | None = None  # (len(experts),) what a device did: 0 miss, 1 hit, 2 prefetched
+    recorded: list[int] | None = (
+        None  # (len(experts),) what a device did: 0 miss, 1 hit, 2 prefetched
+    )
 
     def token_ids(self) -> list[int]:
         """Return the token of each entry of `experts`, also where all tokens have equally many."""

@@ -32,6 +32,7 @@ class Geometry(BaseModel):
     heads: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
+    qk_norm: bool = False  # are queries and keys normalised per head?
     kv_lora: int | None = None  # multi-head latent attention: rank of the joint key/value
     rope_dim: int | None = None  # and the width of its rotary part
     vocab: int | None = None
@@ -75,7 +76,9 @@ class Geometry(BaseModel):
 def published() -> list[str]:
     """Return the names of the published geometries, sorted."""
     folder = files("moetier.traces.models")
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+    return sorted(
+        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
+    )
 
 
 @lru_cache

@@ -61,6 +61,7 @@ class Header(BaseModel):
     slice_bytes: dict[str, list[list[int]]] = Field(default_factory=dict)
     # format -> bytes of each slice of one expert, per MoE layer
     dense_bytes: list[int] | None = None  # per MoE layer: everything that is not a routed expert
+    dense_layer_bytes: list[int] | None = None  # of each model layer without routed experts
     score_kind: ScoreKind = "none"
     predictors: list[Predictor] = Field(default_factory=list)
     recorded_residency: bool = False

@@ -1,0 +1,36 @@
+"""This module writes a file whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from moetier.traces.errors import InputError
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary name beside *path*; on success it becomes *path*, on an error it goes.
+
+    Raises:
+        InputError: If *path* is a directory, or its directory does not exist or is not writable.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise InputError("is a directory", where=target, way_out="give a file name")
+    if not target.parent.is_dir():
+        raise InputError(
+            f"directory '{target.parent}' does not exist", where=target, way_out="create it first"
+        )
+    if not os.access(target.parent, os.W_OK):
+        raise InputError(
+            f"directory '{target.parent}' is not writable", where=target, way_out="write elsewhere"
+        )
+    temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    try:
+        yield temporary
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""This package holds one YAML file per published model: its geometry, and nothing measured."""
