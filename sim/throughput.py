@@ -48,6 +48,8 @@ class Throughput:
     measured point is met exactly and results are the same on every machine.
     """
 
+    row = Point
+
     def __init__(self, points: tuple[Point, ...]) -> None:
         """Take the *points*; raise `ValueError` for none, or for two at one size and lane count."""
         if not points:

@@ -76,7 +76,8 @@ def explain(error: ValidationError, model: type[BaseModel], where: str | Path) -
             known = _keys_at(model, loc[:-1])
             near = difflib.get_close_matches(str(loc[-1]), known, n=1)
             hint = f"did you mean '{near[0]}'? " if near else ""
-            problem, way_out = "unknown key", f"{hint}known: {', '.join(known)}"
+            problem = "unknown key"
+            way_out = f"{hint}known: {', '.join(known)}" if known else "take it out"
         case "value_error":
             problem = str(first.get("ctx", {}).get("error"))  # our own words, which name the value
         case _:
@@ -85,11 +86,15 @@ def explain(error: ValidationError, model: type[BaseModel], where: str | Path) -
 
 
 def _keys_at(schema: Any, loc: list[int | str]) -> list[str]:
-    """Return the keys that *schema* knows at *loc*, stepping into lists, dicts and models."""
+    """Return the keys that *schema* knows at *loc*; none where *loc* leads beyond the models.
+
+    Steps into models, lists, dicts, and classes that name the model of their rows in `row`.
+    """
     for part in loc:
         if isinstance(schema, type) and issubclass(schema, BaseModel):
-            schema = schema.model_fields[str(part)].annotation
+            field = schema.model_fields.get(str(part))
+            schema = field.annotation if field else None
         else:
-            schema = next(arg for arg in reversed(get_args(schema)) if arg is not Ellipsis)
-    fields = getattr(schema, "model_fields", {})
-    return list(fields)
+            inner = [arg for arg in get_args(schema) if arg not in (Ellipsis, type(None))]
+            schema = inner[-1] if inner else getattr(schema, "row", None)
+    return list(getattr(schema, "model_fields", {}))
