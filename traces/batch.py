@@ -22,10 +22,10 @@ Floats = npt.NDArray[np.float32]
 class LayerBatch:
     """What one MoE layer of one forward step asks for, all its tokens together.
 
-    `experts` is token-major, padding and invalid tokens already removed; every token contributes its
-    ids in slot order. `tokens` gives the token of each entry of `experts`, and is None when
-    each token has exactly `len(experts) // n_tokens` of them. Arrays are None when the source does not
-    have them; a missing value is never zero.
+    `experts` is token-major, padding and invalid tokens already removed; every token contributes
+    its ids in slot order. `tokens` gives the token of each entry of `experts`, and is None when
+    each token has exactly `len(experts) // n_tokens` of them. Arrays are None when the source does
+    not have them; a missing value is never zero.
     """
 
     step: int  # forward pass, counted over the whole source
@@ -58,9 +58,11 @@ class Source(Protocol):
     @property
     def header(self) -> Header:
         """The header: geometry, bytes and provenance."""
+        ...
 
     def batches(self) -> Iterator[LayerBatch]:
         """Yield the batches in forward order: by step, then by MoE layer. Can be called again."""
+        ...
 
 
 def as_list(batches: Iterable[LayerBatch]) -> list[LayerBatch]:

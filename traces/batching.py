@@ -63,7 +63,10 @@ def _emit(rows: Columns) -> Iterator[LayerBatch]:
     bounds = _bounds(used)
     first, last = bounds[starts].tolist(), bounds[ends].tolist()
     row_first, row_last = starts.tolist(), ends.tolist()
-    pick = (lambda array: array.reshape(-1)) if every else (lambda array: array[used])
+
+    def pick(array: Any) -> Any:
+        return array.reshape(-1) if every else array[used]
+
     contexts = np.add.reduceat(rows.position.astype(np.int64) + 1, starts)
     return map(
         LayerBatch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,7 +46,7 @@ class Columns:
     def take(self, rows: slice | Ints | Bools) -> Columns:
         """Return the chosen *rows*, in the order given."""
         return Columns(
-            *(getattr(self, name)[rows] for name in _PLAIN),
+            **{name: getattr(self, name)[rows] for name in _PLAIN},
             weights=None if self.weights is None else self.weights[rows],
             scores=None if self.scores is None else self.scores[rows],
             predicted={horizon: item[rows] for horizon, item in self.predicted.items()},
@@ -81,9 +81,11 @@ class ColumnSource(Protocol):
     @property
     def header(self) -> Header:
         """The header: geometry, bytes and provenance."""
+        ...
 
-    def columns(self) -> Any:
-        """Yield `Columns` chunks in forward order. Can be called again."""
+    def columns(self) -> Iterator[Columns]:
+        """Yield the rows in chunks, in forward order. Can be called again."""
+        ...
 
 
 def build(
@@ -156,7 +158,7 @@ def concat(chunks: Sequence[Columns]) -> Columns:
         return chunks[0]
     horizons = sorted({horizon for chunk in chunks for horizon in chunk.predicted})
     return Columns(
-        *(np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in _PLAIN),
+        **{name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in _PLAIN},
         weights=_join([chunk.weights for chunk in chunks], chunks, np.nan),
         scores=_join([chunk.scores for chunk in chunks], chunks, np.nan),
         predicted={
@@ -181,10 +183,7 @@ def from_arrow(batch: pa.RecordBatch) -> Columns:
         if (item := _floats(batch, f"predicted_{horizon}", names)) is not None
     }
     return Columns(
-        *(
-            _values(batch.column(name)) if name == "experts" else _plain(batch.column(name))
-            for name in _PLAIN
-        ),
+        **{name: (_values if name == "experts" else _plain)(batch.column(name)) for name in _PLAIN},
         weights=_floats(batch, "weights", names),
         scores=_floats(batch, "scores", names),
         predicted=predicted,

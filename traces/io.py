@@ -127,9 +127,9 @@ class TraceReader:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def columns(self, names: Sequence[str] | None = None) -> Iterator[Columns]:
-        """Yield the rows in chunks of arrays; *names* are the columns to read beside the plain ones.
+        """Yield the rows in chunks of arrays.
 
-        Default: `weights`, `recorded` where there, and with `with_scores` also the wide columns.
+        *names* are the columns to read beside the plain ones; default: `weights`, `recorded` where there, and with `with_scores` also the wide columns.
         """
         return self._read(self._optional() if names is None else list(names), full=False)
 

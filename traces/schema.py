@@ -1,8 +1,8 @@
 """This module defines a trace: its header and the columns of its rows.
 
 A trace is one Parquet file. Each row is one token at one MoE layer; the header is JSON in the
-file's schema metadata. Rows are ordered by step, then by MoE layer, then by token; all rows with the
-same step and layer form one batch.
+file's schema metadata. Rows are ordered by step, then by MoE layer, then by token; all rows with
+the same step and layer form one batch.
 """
 
 from __future__ import annotations
