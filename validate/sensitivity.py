@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     per_task = options.items // len(TASKS)
-    if not 1 <= per_task <= most_held_out():
+    if not len(TASKS) <= options.items <= most:
         parser.error(
             f"--items {options.items} is out of range; give {len(TASKS)} to {most} "
             f"({len(TASKS)} tasks share them equally)"
