@@ -70,7 +70,7 @@ class Link(_Block):
 def _read_peak(value: Any) -> Any:
     if isinstance(value, Mapping):
         return value
-    parse_ops(value)
+    above_zero(parse_ops(value))
     return {ANY: value}
 
 

@@ -61,7 +61,10 @@ class Throughput:
             if point.size in curve:
                 raise ValueError(f"two rows for {point.size} B with {point.lanes} lanes; keep one")
             curve[point.size] = point.rate
-        self._curves = {lanes: sorted(curves[lanes].items()) for lanes in sorted(curves)}
+        self._curves = {
+            lanes: [(_log2(size), Fraction(rate)) for size, rate in sorted(curves[lanes].items())]
+            for lanes in sorted(curves)
+        }
         self._memo: dict[tuple[int, int], Fraction] = {}
 
     @property
@@ -73,7 +76,8 @@ class Throughput:
         """Return bytes per second, all lanes together, with *active* lanes each moving *nbytes*."""
         key = (nbytes, active)
         if key not in self._memo:
-            rates = [(lanes, _on_curve(curve, nbytes)) for lanes, curve in self._curves.items()]
+            size = _log2(nbytes)
+            rates = [(lanes, _between(curve, size)) for lanes, curve in self._curves.items()]
             self._memo[key] = _between(rates, active)
         return self._memo[key]
 
@@ -88,10 +92,6 @@ class Throughput:
     def __repr__(self) -> str:
         """Show how many points there are and the highest rate."""
         return f"Throughput({len(self.points)} points, peak {self.peak} B/s)"
-
-
-def _on_curve(curve: list[tuple[int, int]], nbytes: int) -> Fraction:
-    return _between([(_log2(size), Fraction(rate)) for size, rate in curve], _log2(nbytes))
 
 
 def _between(points: list[tuple[int, Fraction]], at: int) -> Fraction:

@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Hashable
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -23,11 +24,14 @@ class _Loader(yaml.SafeLoader):
         seen: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and seen.setdefault(key.value, line) != line:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
                 raise InputError(
                     f"line {line}: key '{key.value}' is given twice",
                     way_out=f"the first is on line {seen[key.value]}; keep one",
                 )
+            seen[key.value] = line
         return super().construct_mapping(node, deep=deep)
 
 
@@ -95,6 +99,8 @@ def _keys_at(schema: Any, loc: list[int | str]) -> list[str]:
             field = schema.model_fields.get(str(part))
             schema = field.annotation if field else None
         else:
-            inner = [arg for arg in get_args(schema) if arg not in (Ellipsis, type(None))]
+            inner = [arg for arg in get_args(schema) if arg is not Ellipsis]
             schema = inner[-1] if inner else getattr(schema, "row", None)
+        if get_origin(schema) in (UnionType, Union):
+            schema = next(arg for arg in get_args(schema) if arg is not type(None))
     return list(getattr(schema, "model_fields", {}))
