@@ -27,7 +27,7 @@ def capture_model(
     """Load *model_path*, generate greedily from *prompts_path* and write the routing to *out*.
 
     Args:
-        model_path: A local checkpoint folder, or the id of a model in the local cache or on the hub.
+        model_path: A local checkpoint folder, or the id of a model on the hub.
         prompts_path: A `.txt` file (one prompt a line) or a `.jsonl` file of `{"prompt": ...}`.
         out: The trace to write; nothing is left there after an error.
         hidden: Also store what each router saw, see `moetier.traces.capture.run.capture`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -24,12 +24,13 @@ _DOWN = ("down_proj", "w2", "output_linear")  # what the last matrix of an MLP i
 
 
 def describe(model: Any, probe: Probe) -> Geometry:
-    """Return the geometry of *model*; what neither its configuration nor its modules say is None."""
+    """Return the geometry of *model*; what its configuration and modules do not say is None."""
     config = model.config.get_text_config()
     attention, unverified = _attention(config)
     heads = _number(config, "num_attention_heads")
     hidden = _number(config, "hidden_size")
-    head_dim = _number(config, "head_dim")
+    latent = _number(config, "kv_lora_rank") is not None  # whose head_dim is the rotary part
+    head_dim = _number(config, "v_head_dim" if latent else "head_dim")
     if head_dim is None and heads and hidden:
         head_dim = hidden // heads
     first = probe.layers[0]
@@ -68,8 +69,9 @@ def model_name(model: Any) -> str:
 
 
 def _expert_width(where: MoeLayer) -> int:
-    shape = where.experts.down_proj.shape  # type: ignore[union-attr]  # (E, H, I), or (E, I, H)
-    return int(shape[1] if where.experts.is_transposed else shape[2])
+    experts: Any = where.experts
+    shape = experts.down_proj.shape  # (E, H, I), transposed (E, I, H)
+    return int(shape[1] if experts.is_transposed else shape[2])
 
 
 def _shared_width(where: MoeLayer) -> int:
@@ -96,7 +98,7 @@ def _mlp_width(module: nn.Module | None) -> int | None:
         return None
     for name, part in module.named_modules():
         if name.rpartition(".")[2] in _DOWN and hasattr(part, "in_features"):
-            return int(part.in_features)  # type: ignore[arg-type]  # of a linear layer
+            return int(cast(nn.Linear, part).in_features)
     return None
 
 
@@ -108,7 +110,7 @@ def _attention(config: Any) -> tuple[list[AttentionKind] | None, list[str]]:
     unknown = sorted({str(kind) for kind in types if kind not in ATTENTION})
     if unknown or len(types) != getattr(config, "num_hidden_layers", None):
         return None, [f"attention: {', '.join(unknown) or 'not one per layer'}"]
-    kinds = [ATTENTION[kind] for kind in types]
+    kinds: list[AttentionKind] = [ATTENTION[kind] for kind in types]
     return (None if set(kinds) == {"full"} else kinds), []
 
 

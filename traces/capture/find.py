@@ -56,6 +56,12 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
         if match is None:
             raise InputError(f"the experts at '{name}' are in no numbered layer")
         stacks[name[: match.start()]] = name
+        if getattr(modules[name], "_is_expert_parallel", False):
+            raise InputError(
+                "expert parallelism hides the ids of remote experts",
+                where=name,
+                way_out="load the model without it",
+            )
         block = modules[name.rpartition(".")[0]]
         layers.append((int(match[1]), name, block, modules[name[: match.end()].rstrip(".")]))
     if len(stacks) > 1:

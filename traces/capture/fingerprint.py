@@ -51,9 +51,10 @@ def _present(module: nn.Module) -> AbstractContextManager[Any]:
     """Bring the weights of an offloaded module here for a while."""
     if not hasattr(module, "_hf_hook"):
         return nullcontext()
-    from accelerate.utils import align_module_device
+    from accelerate.utils import align_module_device  # type: ignore[import-untyped]  # has no types
 
-    return align_module_device(module, torch.device("cpu"))
+    present: AbstractContextManager[Any] = align_module_device(module, torch.device("cpu"))
+    return present
 
 
 def _plain(value: Any) -> Any:

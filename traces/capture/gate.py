@@ -51,7 +51,7 @@ class Gate:
     expert_scales: tuple[Tensor | None, ...] = ()  # (E,) per MoE layer, of the weights
 
     def select(self, scores: Tensor, moe_layer: int) -> Tensor:
-        """Return the (T, E) float32 values that the router of *moe_layer* chooses the largest of."""
+        """Return the float32 values (T, E) of which the router of *moe_layer* picks the largest."""
         bias = self.biases[moe_layer] if self.biases else None
         if self.score_kind == "logits" or self.base == "none":
             return scores.float()
@@ -79,7 +79,7 @@ def identify(layers: Sequence[MoeLayer], samples: Sequence[Sample]) -> Gate:
     scales = tuple(_named(layer, ("per_expert_scale",)) for layer in layers)
     given = all(_are_probabilities(sample.scores) for sample in samples)
     bases: tuple[Base, ...] = ("given",) if given else ("softmax", "sigmoid")
-    fits = [
+    fits: list[tuple[float, float, Base, bool]] = [
         (*_fit(base, normalised, samples, scales), base, normalised)
         for base in bases
         for normalised in (True, False)

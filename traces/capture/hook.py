@@ -9,12 +9,11 @@ Shapes: T tokens of the forward pass (padding included), K experts per token, E 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from moetier.traces.capture.find import MoeLayer, find_moe_layers
@@ -50,18 +49,11 @@ class ExpertsCall:
         return self.where.moe_layer
 
 
-class Observer(Protocol):
-    """What `attach` calls before each MoE layer computes."""
+Observer = Callable[[ExpertsCall], Override | None]
+"""Called before each MoE layer computes; returns what to compute with instead, or None."""
 
-    def __call__(self, call: ExpertsCall) -> Override | None:
-        """Look at *call*; return ids and weights to compute with instead, or None to leave them."""
-
-
-class ForwardObserver(Protocol):
-    """What `attach` calls before each forward pass of the whole model."""
-
-    def __call__(self, forward: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the arguments of forward pass *forward*."""
+ForwardObserver = Callable[[int, tuple[Any, ...], dict[str, Any]], None]
+"""Called before each forward pass of the whole model with its number, args and kwargs."""
 
 
 @contextmanager
@@ -149,24 +141,27 @@ class _State:
             override = self.observer(call)
             if override is None:
                 return None
-            new_ids = _checked(override[0], ids, "ids").to(ids.device, ids.dtype)
-            new_weights = _checked(override[1], ids, "weights").to(weights.device, weights.dtype)
-            return (hidden, new_ids, new_weights), {}
+            new_ids, new_weights = override
+            _check("ids", new_ids, len(ids))
+            _check("weights", new_weights, len(ids))
+            if new_ids.shape != new_weights.shape:
+                k, n = new_ids.shape[1], new_weights.shape[1]
+                raise ValueError(f"the observer returned {k} ids and {n} weights a token")
+            new_ids = new_ids.to(ids.device, ids.dtype)
+            return (hidden, new_ids, new_weights.to(weights.device, weights.dtype)), {}
 
         return hook
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Return hidden, ids and weights, however the family passes and names them."""
-    left = dict(kwargs)
-    found = list(args)
-    for names in (
+    missing = (
         ("hidden_states",),
         ("top_k_index", "router_indices"),
         ("top_k_weights", "routing_weights"),
-    )[len(args) :]:
-        found.append(next(left.pop(name) for name in names if name in left))
-    hidden, ids, weights = found
+    )[len(args) :]
+    named = (next(kwargs[name] for name in names if name in kwargs) for names in missing)
+    hidden, ids, weights = (*args, *named)
     return hidden, ids, weights
 
 
@@ -184,9 +179,8 @@ def _flat(value: Any) -> Tensor | None:
     return value.detach().reshape(-1, value.shape[-1])
 
 
-def _checked(value: Tensor, received: Tensor, what: str) -> Tensor:
-    if value.dim() != 2 or len(value) != len(received):
+def _check(what: str, value: Tensor, n_tokens: int) -> None:
+    if value.dim() != 2 or len(value) != n_tokens:
         raise ValueError(
-            f"the observer returned {what} of shape {tuple(value.shape)} for {len(received)} tokens"
+            f"the observer returned {what} of shape {tuple(value.shape)} for {n_tokens} tokens"
         )
-    return torch.as_tensor(value)

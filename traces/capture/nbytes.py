@@ -63,7 +63,7 @@ def dense_bytes(layers: list[MoeLayer], dtype: torch.dtype) -> list[int]:
 
 
 def _nbytes(value: nn.Parameter, layers: list[MoeLayer], dtype: torch.dtype) -> int:
-    """Count *value* in the stored type if it has the experts' type, else in its own (a router's)."""
+    """Count *value* in the stored type if it has the experts' type, else in its own."""
     loaded = next(layers[0].experts.parameters()).dtype
     return value.numel() * (dtype if value.dtype == loaded else value.dtype).itemsize
 

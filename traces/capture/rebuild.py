@@ -20,14 +20,15 @@ def expert_output(experts: nn.Module, expert: int, hidden: Tensor) -> Tensor:
     plain or transposed, with or without biases, clamped, and without a gate.
     """
     module: Any = experts
-    width_in = hidden
     if module.has_gate:
-        both = _linear(module, "gate_up_proj", expert, width_in)  # (T, 2I)
+        both = _linear(module, "gate_up_proj", expert, hidden)  # (T, 2I)
         act = _gated(module, both)  # (T, I)
     else:
-        act = module.act_fn(_linear(module, "up_proj", expert, width_in))
+        act = module.act_fn(_linear(module, "up_proj", expert, hidden))
     out = _linear(module, "down_proj", expert, act)
-    return out if not module.has_post_expert_norm else module.post_expert_norm(out)
+    if module.has_post_expert_norm:
+        out = module.post_expert_norm(out)
+    return out
 
 
 def rebuild(experts: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -47,7 +48,10 @@ def rebuild(experts: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) ->
 def _linear(module: Any, name: str, expert: int, x: Tensor) -> Tensor:
     weight = getattr(module, name)[expert]
     y = x.to(weight.dtype) @ (weight if module.is_transposed else weight.T)
-    return y + getattr(module, f"{name}_bias")[expert] if module.has_bias else y
+    if module.has_bias:
+        y = y + getattr(module, f"{name}_bias")[expert]
+    result: Tensor = y
+    return result
 
 
 def _gated(module: Any, both: Tensor) -> Tensor:

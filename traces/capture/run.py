@@ -62,6 +62,7 @@ def capture(
             f"{len(prompts)} prompts, {max_new_tokens} new tokens, batches of {batch_size}",
             way_out="give at least one of each",
         )
+    encoded = _encode(tokenizer, prompts)
     was_training = bool(model.training)
     model.eval()
     try:
@@ -71,11 +72,11 @@ def capture(
             header = _header(model, tokenizer, prompts, seen, seed)
             with TraceWriter(Path(out), header) as writer:
                 recorder = _Recorder(seen, writer)
-                for first in range(0, len(prompts), batch_size):
-                    batch = prompts[first : first + batch_size]
-                    _generate(model, tokenizer, batch, first, max_new_tokens, recorder)
+                for first in range(0, len(encoded), batch_size):
+                    batch = encoded[first : first + batch_size]
+                    _generate(model, batch, first, max_new_tokens, recorder)
                     if progress is not None:
-                        progress(first + len(batch), len(prompts))
+                        progress(first + len(batch), len(encoded))
     finally:
         model.train(was_training)
     return Path(out)
@@ -106,39 +107,37 @@ class _Recorder:
 
 
 def _generate(
-    model: Any,
-    tokenizer: Any,
-    prompts: Sequence[str],
-    first: int,
-    max_new_tokens: int,
-    recorder: _Recorder,
+    model: Any, batch: Sequence[list[int]], first: int, max_new_tokens: int, recorder: _Recorder
 ) -> None:
-    encoded = _encode(tokenizer, prompts, first)
-    eos = model.generation_config.eos_token_id
-    eos = [] if eos is None else [eos] if isinstance(eos, int) else eos
-    recorder.progression = Progression(first, encoded["attention_mask"], eos)
+    config = model.generation_config
+    ids, mask = _pad(batch, config.pad_token_id)
+    eos = config.eos_token_id
+    ends = [] if eos is None else [eos] if isinstance(eos, int) else eos
+    recorder.progression = Progression(first, mask, ends)
     with attach(model, recorder, recorder.on_forward):
         model.generate(
-            input_ids=encoded["input_ids"].to(model.device),
-            attention_mask=encoded["attention_mask"].to(model.device),
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
             max_new_tokens=max_new_tokens,
         )
 
 
-def _encode(tokenizer: Any, prompts: Sequence[str], first: int) -> dict[str, Tensor]:
-    """Return `input_ids` and `attention_mask`, (B, S) each, padded on the left."""
-    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    for index, item in enumerate(ids, start=first):
-        if not item:
-            raise InputError(f"prompt {index + 1} has no tokens", way_out="leave it out")
-    width = max(len(item) for item in ids)
-    pad = tokenizer.pad_token_id or 0
-    return {
-        "input_ids": torch.tensor([[pad] * (width - len(item)) + list(item) for item in ids]),
-        "attention_mask": torch.tensor(
-            [[0] * (width - len(item)) + [1] * len(item) for item in ids]
-        ),
-    }
+def _encode(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of each prompt, before any of them runs."""
+    encoded = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    for number, ids in enumerate(encoded, start=1):
+        if not ids:
+            raise InputError(f"prompt {number} has no tokens", way_out="leave it out")
+    return encoded
+
+
+def _pad(batch: Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Return token ids and attention mask, (B, S) each, padded on the left."""
+    width = max(len(ids) for ids in batch)
+    return (
+        torch.tensor([[pad] * (width - len(ids)) + ids for ids in batch]),
+        torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in batch]),
+    )
 
 
 @contextmanager

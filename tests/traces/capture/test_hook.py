@@ -30,8 +30,8 @@ def generate(model: Any) -> Any:
 
 
 def hooks(model: Any) -> int:
-    kinds = ("_forward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs")
-    kinds = (*kinds, "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+    kinds = [f"_forward_{kind}" for kind in ("pre_hooks", "hooks", "hooks_with_kwargs")]
+    kinds += ["_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"]
     return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
 
 
@@ -86,4 +86,146 @@ def test_what_cannot_be_seen_is_refused_by_name(unseen_family: str, build: Build
 )
 def test_the_refusal_gives_the_reason(name: str, reason: str, build: Build) -> None:
     with pytest.raises(InputError, match=reason), attach(build(name), print):
+        pytest.fail("attached")
+
+
+def test_overriding_changes_the_output_and_stopping_restores_it(family: str, build: Build) -> None:
+    model = build(family)
+    logits = forward(model)
+
+    def next_expert(call: ExpertsCall) -> tuple[Any, Any]:
+        return (call.ids + 1) % 8, call.weights
+
+    with attach(model, next_expert):
+        changed = forward(model)
+
+    assert not torch.allclose(changed, logits, atol=1e-4)
+    assert torch.equal(forward(model), logits)
+
+
+def test_overriding_with_the_same_is_bit_identical(family: str, build: Build) -> None:
+    model = build(family)
+    logits = forward(model)
+    with attach(model, lambda call: (call.ids.clone(), call.weights.double())):
+        assert torch.equal(forward(model), logits)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+def test_an_override_may_use_more_or_fewer_experts(implementation: str, build: Build) -> None:
+    model = build("Qwen3Moe")
+    model.set_experts_implementation(implementation)
+    with attach(model, lambda call: (call.ids[:, :1], call.weights[:, :1])):
+        first_only = forward(model)
+
+    def zeroed(call: ExpertsCall) -> tuple[Any, Any]:
+        return call.ids, call.weights * torch.tensor([1.0, 0.0])
+
+    with attach(model, zeroed):
+        by_weight = forward(model)
+
+    torch.testing.assert_close(first_only, by_weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        (lambda call: (call.ids[:3], call.weights), "ids of shape"),
+        (lambda call: (call.ids, call.weights[0]), "weights of shape"),
+        (lambda call: (call.ids, call.weights[:, :1]), "2 ids and 1 weights"),
+    ],
+)
+def test_an_override_of_the_wrong_shape_is_refused(override: Any, what: str, build: Build) -> None:
+    model = build("Mixtral")
+
+    with pytest.raises(ValueError, match=what), attach(model, override):
+        forward(model)
+    assert hooks(model) == 0
+
+
+def test_an_exception_inside_a_forward_leaves_no_hook(build: Build) -> None:
+    model = build("Qwen2Moe")
+    logits = forward(model)
+
+    def fail(call: ExpertsCall) -> None:
+        if call.moe_layer == 1:
+            raise RuntimeError("observer")
+
+    with pytest.raises(RuntimeError, match="observer"), attach(model, fail):
+        forward(model)
+
+    assert hooks(model) == 0
+    assert torch.equal(forward(model), logits)
+
+
+def test_after_a_failed_forward_the_next_one_is_still_seen(build: Build) -> None:
+    model = build("Qwen3Moe")
+    seen: list[tuple[int, int]] = []
+
+    def observe(call: ExpertsCall) -> None:
+        seen.append((call.forward, call.moe_layer))
+        if len(seen) == 1:
+            raise RuntimeError("once")
+
+    with attach(model, observe):
+        with pytest.raises(RuntimeError, match="once"):
+            forward(model)
+        forward(model)
+
+    assert seen == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_dense_layers_in_between_keep_both_indices(build: Build) -> None:
+    with attach(build("Qwen2Moe"), lambda call: None) as layers:
+        found = [(where.layer, where.moe_layer, where.name) for where in layers]
+
+    assert found == [(0, 0, "model.layers.0.mlp.experts"), (2, 1, "model.layers.2.mlp.experts")]
+
+
+def test_two_observers_see_the_same_call(build: Build) -> None:
+    model = build("Mixtral")
+    first: list[ExpertsCall] = []
+    second: list[ExpertsCall] = []
+    with attach(model, first.append), attach(model, second.append):
+        forward(model)
+
+    assert [call.ids.tolist() for call in first] == [call.ids.tolist() for call in second]
+
+
+def test_experts_called_by_keyword_are_seen(build: Build) -> None:
+    model = build("GptOss")
+    model.set_experts_implementation("eager")  # the one that takes the family's own names
+    experts = model.model.layers[0].mlp.experts
+    hidden, ids = torch.randn(2, 32), torch.tensor([[0, 1], [2, 3]])
+    weights = torch.full((2, 2), 0.5)
+    calls: list[ExpertsCall] = []
+    with attach(model, calls.append), torch.no_grad():
+        experts(hidden, routing_weights=weights, router_indices=ids)
+
+    assert calls[0].ids is ids
+    assert calls[0].weights is weights
+    assert calls[0].forward == 0
+
+
+def test_a_block_that_bypasses_its_experts_is_refused(build: Build) -> None:
+    model = build("Qwen3Moe")
+    block = model.model.layers[1].mlp
+    block.forward = lambda hidden: hidden  # what a fused kernel does
+
+    with pytest.raises(InputError, match=r"2 MoE layers 1, 0 times"), attach(model, print):
+        forward(model)
+    assert hooks(model) == 0
+
+
+def test_two_stacks_are_refused(build: Build) -> None:
+    pair = torch.nn.ModuleDict({"thinker": build("Mixtral"), "talker": build("Mixtral")})
+
+    with pytest.raises(InputError, match="2 stacks"), attach(pair, print):
+        pytest.fail("attached")
+
+
+def test_expert_parallelism_is_refused(build: Build) -> None:
+    model = build("Mixtral")
+    model.model.layers[0].mlp.experts._is_expert_parallel = True
+
+    with pytest.raises(InputError, match="expert parallelism"), attach(model, print):
         pytest.fail("attached")
