@@ -17,7 +17,15 @@ class Layout:
     slice of MoE layer `l` is `l * layer_slices`.
     """
 
-    __slots__ = ("layer_slices", "n_experts", "n_layers", "n_parts", "nbytes", "total_bytes", "uniform")
+    __slots__ = (
+        "layer_slices",
+        "n_experts",
+        "n_layers",
+        "n_parts",
+        "nbytes",
+        "total_bytes",
+        "uniform",
+    )
 
     def __init__(self, part_bytes: Sequence[Sequence[int]], n_experts: int) -> None:
         """Lay out *n_experts* per layer; *part_bytes* has, per MoE layer, the bytes of each part."""

@@ -29,6 +29,8 @@ class LayerPlan:
     fetch_hops: list[int] | None = None
     cpu_hops: list[int] | None = None
     prefetch_hops: list[int] | None = None
+    cpu_assignments: int = 0  # (token, expert) pairs that the CPU computes
+    skip_assignments: int = 0  # and those that nobody computes
     demoted: Sequence[int] = ()  # exclusive tiers: evicted slices that are copied down
     compulsory: int = 0  # misses of slices that were never resident before
     prefetch_used: int = 0  # slices brought early and used for the first time in this batch

@@ -74,6 +74,7 @@ class Planner:
         self._early: set[int] = set()  # brought by a prefetch and not used yet
         self._ahead: list[list[int]] = [[] for _ in range(layout.n_layers)]  # pinned until used
         self._ahead_bytes = 0
+        self._deep: set[int] = set()  # prefetched from below the second tier
         self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
         self._last_phase: int | None = None
         self._warmup_bytes = 0
@@ -84,7 +85,6 @@ class Planner:
         self._progress.batch += 1
         if batch.phase != self._last_phase:
             self._phase_begins(batch.phase)
-        cancelled = self._expire(layer) if self._ahead[layer] else ()
         batch = policy.routing.route(batch)
         accesses = policy.precision.needed(batch)
         if batch.n_tokens == 1:
@@ -92,6 +92,7 @@ class Planner:
         else:  # fetched in order of first use, remembered in order of last use
             needed = list(dict.fromkeys(accesses))
             recency = list(dict.fromkeys(reversed(accesses)))[::-1]
+        cancelled = self._expire(layer, needed) if self._ahead[layer] else ()
         resident = top.resident
         missing = [s for s in needed if s not in resident]
         plan = LayerPlan(batch, needed, missing, missing, (), (), (), (), cancelled=cancelled)
@@ -126,6 +127,9 @@ class Planner:
         missed = self.policy.miss.resolve(plan.missing, plan.batch)
         self._check(missed, plan.missing)
         plan.fetch, plan.cpu, plan.skip = missed.fetch, missed.cpu, missed.skip
+        if plan.cpu or plan.skip:
+            plan.cpu_assignments = self._assignments(plan.batch, plan.cpu)
+            plan.skip_assignments = self._assignments(plan.batch, plan.skip)
         ever = self._ever
         plan.compulsory = sum(not ever[s] for s in plan.missing)
         for s in plan.missing:
@@ -177,18 +181,30 @@ class Planner:
             return []
         if self._lower is not None:
             uncounted = LayerPlan(plan.batch, [], [], [], (), (), (), ())
-            plan.prefetch_hops = self._bring_up(uncounted, admitted)
+            hops = plan.prefetch_hops = self._bring_up(uncounted, admitted)
+            for s, n in zip(admitted, hops, strict=True):
+                (self._deep.add if n > 1 else self._deep.discard)(s)
         top.insert(admitted)
         self._early.update(admitted)
         plan.prefetch = admitted
         plan.peak = max(plan.peak, top.used)
         return top.trim((pinned, *self._ahead))
 
-    def _expire(self, layer: int) -> Sequence[int]:
+    def _expire(self, layer: int, needed: list[int]) -> Sequence[int]:
         """Unpin what was brought early for *layer*, which runs now; return what was withdrawn."""
         arrived, self._ahead[layer] = self._ahead[layer], []
         self._ahead_bytes -= self.layout.size(arrived)
-        return ()
+        if not self.policy.prefetch.cancel or self._lateness is None:
+            return ()
+        wanted = set(needed)
+        unused = [s for s in arrived if s in self._early and s not in wanted]
+        withdrawn = self._lateness.cancel(unused)
+        self._top.remove(withdrawn)
+        self._early.difference_update(withdrawn)
+        if self._lower is not None:
+            below = self._lower.resident
+            self._lower.remove([s for s in withdrawn if s in self._deep and s in below])
+        return withdrawn
 
     def _leave(self, plan: LayerPlan, evicted: list[int]) -> None:
         """Book what leaves the fastest tier: wasted prefetches, demotion to the tier below."""
@@ -230,6 +246,11 @@ class Planner:
         if self._lower is not None and self.exclusive:
             self._lower.remove([s for s in came if s in self._lower.resident])
         self._warmup_bytes += self.layout.size(came)
+
+    def _assignments(self, batch: LayerBatch, slices: Sequence[int]) -> int:
+        """Return how many (token, expert) pairs of *batch* the experts of *slices* stand for."""
+        experts = {self.layout.expert_of(s) for s in slices}
+        return sum(expert in experts for expert in batch.experts)
 
     @staticmethod
     def _check(missed: Missed, missing: list[int]) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from moetier.sim.future import Future
 from moetier.sim.layout import Layout
 from moetier.traces.batch import LayerBatch
+from moetier.traces.geometry import Geometry
 
 
 class Lateness(Protocol):
@@ -90,12 +91,9 @@ class Routing(Part):
 class Precision(Part):
     """Which slices of each expert does each token need?"""
 
-    def layout(self, expert_bytes: Sequence[int], n_experts: int, stored_bits: float) -> Layout:
-        """Return the slices of a model whose whole experts take *expert_bytes*, per MoE layer.
-
-        *stored_bits* is the number of bits a weight takes in the stored format.
-        """
-        return Layout([[size] for size in expert_bytes], n_experts)
+    def layout(self, expert_bytes: Sequence[int], geometry: Geometry) -> Layout:
+        """Return the slices of a model whose whole experts take *expert_bytes*, per MoE layer."""
+        return Layout([[size] for size in expert_bytes], geometry.n_experts)
 
     def needed(self, batch: LayerBatch) -> list[int]:
         """Return the slices of every token's experts in access order, repeats included."""
@@ -114,6 +112,7 @@ class Missed(NamedTuple):
 class Miss(Part):
     """The slice is not here: what now?"""
 
+    computes_below: bool = False  # needs a processor on the second tier
     renormalise: bool = False  # of a skipped expert's token: scale the remaining weights up
 
     def resolve(self, missing: list[int], batch: LayerBatch) -> Missed:

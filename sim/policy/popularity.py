@@ -13,9 +13,7 @@ def hottest(context: Context) -> list[int]:
     """
     layout, counts = context.layout, context.popularity
     order = range(len(layout.nbytes))
-    ranked = sorted(
-        order, key=lambda s: (-counts[s] if counts else 0, s % layout.layer_slices, s)
-    )
+    ranked = sorted(order, key=lambda s: (-counts[s] if counts else 0, s % layout.layer_slices, s))
     room, chosen = context.capacity, []
     for s in ranked:
         if layout.nbytes[s] > room:

@@ -31,4 +31,14 @@ DEFAULTS = {
     "miss": "fetch",
 }
 
-__all__ = ["DEFAULTS", "SEAMS", "Part", "eviction", "miss", "precision", "prefetch", "routing", "warmup"]
+__all__ = [
+    "DEFAULTS",
+    "SEAMS",
+    "Part",
+    "eviction",
+    "miss",
+    "precision",
+    "prefetch",
+    "routing",
+    "warmup",
+]

@@ -17,6 +17,8 @@ class Cpu(Miss):
     more than moving (0: no limit).
     """
 
+    computes_below = True
+
     def __init__(self, max_tokens: int = 0) -> None:
         self.max_tokens = max_tokens
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -9,6 +10,7 @@ from moetier.sim.layout import Layout
 from moetier.sim.policy.base import Precision
 from moetier.sim.policy.seams import precision
 from moetier.traces.errors import InputError
+from moetier.traces.geometry import Geometry
 
 
 @precision.register("uniform")
@@ -28,14 +30,13 @@ class Uniform(Precision):
             raise InputError(f"precision 'uniform': group is {group}", way_out="use at least 1")
         self.bits, self.group = bits, group
 
-    def layout(self, expert_bytes: Sequence[int], n_experts: int, stored_bits: float) -> Layout:
+    def layout(self, expert_bytes: Sequence[int], geometry: Geometry) -> Layout:
         cost = self.bits + Fraction(16 + self.bits, self.group)
-        if cost > stored_bits:
+        size = math.ceil(geometry.expert_weights * cost / 8)
+        if size > min(expert_bytes):
             raise InputError(
-                f"precision 'uniform': {self.bits} bits cost {float(cost):g} bits a weight with their "
-                f"scales, more than the {stored_bits:g} of the stored format",
+                f"precision 'uniform': an expert at {self.bits} bits takes {size} bytes with its scales, "
+                f"more than the {min(expert_bytes)} of the stored format",
                 way_out="use fewer bits, or `precision: full`",
             )
-        share = cost / Fraction(stored_bits)
-        return Layout([[-(-size * share.numerator // share.denominator)] for size in expert_bytes],
-                      n_experts)
+        return Layout([[size]] * len(expert_bytes), geometry.n_experts)

@@ -32,5 +32,8 @@ class PreviousToken(Prefetch):
         if self.depth == 1 and not self.budget:
             return last[(layer + 1) % len(last)]
         most = self.budget or None
-        return [s for ahead in range(1, self.depth + 1)
-                for s in last[(layer + ahead) % len(last)][:most]]
+        return [
+            s
+            for ahead in range(1, self.depth + 1)
+            for s in last[(layer + ahead) % len(last)][:most]
+        ]

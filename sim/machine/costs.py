@@ -1,0 +1,142 @@
+"""This module says how long compute takes: a roofline over what the work counts.
+
+    time = max(operations / peak, bytes / bandwidth) + overhead
+
+rounded up to whole nanoseconds, for the dense part and for the experts of a batch each. The host time
+per layer of the profile, what the host program spends between kernels, is part of the dense part.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moetier.sim.hardware import Compute
+from moetier.sim.layout import Layout
+from moetier.sim.machine.hierarchy import Hierarchy
+from moetier.sim.machine.work import DenseWork
+from moetier.sim.plan import LayerPlan
+from moetier.sim.units import ceil_div
+from moetier.traces.batch import DECODE, LayerBatch
+
+_MEMO_LIMIT = 65536  # entries; the context grows with every token, so the memo must not
+_LOOK_AHEAD = 256  # decode steps
+
+
+class Costs:
+    """The compute times of one model on one machine, in ns."""
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        dense: DenseWork,
+        layout: Layout,
+        expert_ops: int,
+        dtype: str = "bf16",
+    ) -> None:
+        """Take *expert_ops*, the operations of one expert on one token; 0 where unknown."""
+        self.dense, self.layout, self.expert_ops = dense, layout, expert_ops
+        main, cpu = hierarchy.main, hierarchy.cpu
+        self._main = Roofline(main, hierarchy.tiers[0].bandwidth, dtype)
+        self._cpu = Roofline(cpu, hierarchy.tiers[1].bandwidth, dtype) if cpu else None
+        self._host = main.host_time_per_layer
+        self._kinds = _kinds(dense)
+        self._dense_memo: dict[tuple[int, int, int, int], int] = {}
+        self._expert_memo: dict[tuple[int, int], int] = {}
+
+    def dense_ns(self, batch: LayerBatch) -> int:
+        """Return the time of the dense part of *batch*."""
+        key = (self._kinds[batch.layer], batch.phase, batch.n_tokens, batch.context)
+        found = self._dense_memo.get(key)
+        if found is None:
+            self._look_ahead(batch)
+            found = self._dense_memo[key]
+        return found
+
+    def _look_ahead(self, batch: LayerBatch) -> None:
+        """Fill the memo for *batch* and, in decode, for the contexts that come after it.
+
+        The context grows by one entry per token and step, so counting one batch at a time would never
+        meet the memo again at the next step.
+        """
+        if len(self._dense_memo) >= _MEMO_LIMIT:
+            self._dense_memo.clear()
+        steps = _LOOK_AHEAD if batch.phase == DECODE else 1
+        contexts = batch.context + batch.n_tokens * np.arange(steps)
+        layer, phase, tokens = (
+            np.full(steps, x) for x in (batch.layer, batch.phase, batch.n_tokens)
+        )
+        work = self.dense.of(layer, phase, tokens, contexts)
+        kind = self._kinds[batch.layer]
+        rows = zip(contexts.tolist(), work.ops.tolist(), work.nbytes.tolist(), strict=True)
+        for context, ops, nbytes in rows:
+            key = (kind, batch.phase, batch.n_tokens, context)
+            self._dense_memo[key] = self._main.ns(ops, nbytes) + self._host
+
+    def expert_ns(self, plan: LayerPlan) -> tuple[int, int]:
+        """Return the time of a batch's experts on the main processor, and on the CPU."""
+        needed, layout = plan.needed, self.layout
+        total = (
+            len(needed) * layout.nbytes[needed[0]]
+            if layout.n_parts == 1 and needed
+            else (layout.size(needed))
+        )
+        assigned = len(plan.batch.experts)
+        if not plan.cpu and not plan.skip:
+            return self._experts(total, assigned), 0
+        cpu_bytes = layout.size(plan.cpu)
+        main = self._experts(
+            total - cpu_bytes - layout.size(plan.skip),
+            assigned - plan.cpu_assignments - plan.skip_assignments,
+        )
+        if not plan.cpu:
+            return main, 0
+        assert self._cpu is not None  # checked when the run was set up
+        return main, self._cpu.ns(plan.cpu_assignments * self.expert_ops, cpu_bytes)
+
+    def _experts(self, nbytes: int, assigned: int) -> int:
+        found = self._expert_memo.get((nbytes, assigned))
+        if found is None:
+            if len(self._expert_memo) >= _MEMO_LIMIT:
+                self._expert_memo.clear()
+            found = self._main.ns(assigned * self.expert_ops, nbytes) if assigned else 0
+            self._expert_memo[nbytes, assigned] = found
+        return found
+
+
+class Roofline:
+    """A processor and the memory it computes from."""
+
+    def __init__(self, compute: Compute, bandwidth: int, dtype: str) -> None:
+        """Take the processor's peak for *dtype*, and *bandwidth* in bytes/s."""
+        self._peak, self._bandwidth = compute.peak_of(dtype), bandwidth
+        self._overhead = compute.overhead
+
+    def ns(self, ops: int, nbytes: int) -> int:
+        """Return the time of *ops* operations over *nbytes* bytes, rounded up."""
+        second = 1_000_000_000
+        compute, memory = (
+            ceil_div(ops * second, self._peak),
+            ceil_div(nbytes * second, self._bandwidth),
+        )
+        return max(compute, memory) + self._overhead
+
+
+def _kinds(dense: DenseWork) -> list[int]:
+    """Number the layers by their costs, so that equal layers share one entry of the memo."""
+    rows = zip(
+        *(
+            x.tolist()
+            for x in (
+                dense.weight_bytes,
+                dense.token_ops,
+                dense.head_ops,
+                dense.context_ops,
+                dense.window_ops,
+                dense.context_bytes,
+                dense.window_bytes,
+            )
+        ),
+        strict=True,
+    )
+    seen: dict[tuple[int, ...], int] = {}
+    return [seen.setdefault(row, len(seen)) for row in rows]

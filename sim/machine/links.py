@@ -1,0 +1,133 @@
+"""This module keeps the time of one link: lanes that serve transfers, demand before prefetch.
+
+Nothing here ticks. A link knows when each lane will be free and which prefetches wait; `advance`
+starts those that began before a given time. That is exact because only two things can happen to a
+link from outside, a demand and a prefetch that joins the queue, and both first advance it to their own time.
+
+Rules: a transfer that has started is never stopped. A demand goes ahead of every queued prefetch,
+also of one that could start in the same nanosecond. A transfer's rate is fixed when it starts, by the
+number of lanes busy from then on; transfers that start together count each other.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from moetier.sim.hardware import Link as LinkSpec
+
+UNSTARTED = -1
+
+
+class Transfer:
+    """One slice on its way up, over one link after the other."""
+
+    __slots__ = ("demanded", "done", "first", "hop", "last", "nbytes", "ready", "slice_id", "start")
+
+    def __init__(
+        self, slice_id: int, nbytes: int, hop: int, ready: int, demanded: bool, last: int = 0
+    ) -> None:
+        """Wait for link *hop* from time *ready* on, to travel up to and over link *last*.
+
+        Link 0 ends in the fastest tier, link 1 in the one below it. `start` and `done` are those of the
+        current hop, `UNSTARTED` while it waits.
+        """
+        self.slice_id, self.nbytes, self.ready, self.demanded = slice_id, nbytes, ready, demanded
+        self.hop = self.first = hop
+        self.last = last
+        self.start = self.done = UNSTARTED
+
+    def hand_on(self) -> bool:
+        """Move on to the next link, ready when this hop is done; return False at the last."""
+        if self.hop == self.last:
+            return False
+        self.hop -= 1
+        self.ready, self.start, self.done = self.done, UNSTARTED, UNSTARTED
+        return True
+
+    def landed(self, at: int) -> bool:
+        """Return whether the whole way is done by time *at*."""
+        return self.hop == self.last and UNSTARTED < self.done <= at
+
+
+OnStart = Callable[[Transfer, int], None]  # the transfer and its lane
+by_ready = attrgetter("ready")
+
+
+class LinkTime:
+    """The lanes of one link, and the prefetches that wait for them."""
+
+    __slots__ = ("_cost", "_on_start", "_spec", "busy", "free", "queue", "single")
+
+    def __init__(self, spec: LinkSpec, on_start: OnStart | None = None) -> None:
+        """Begin idle at time 0; *on_start* hears of every transfer that starts."""
+        self._spec, self._on_start = spec, on_start
+        self.free = [0] * spec.lanes  # when each lane has finished what it was given
+        self.queue: list[Transfer] = []  # by ready time, then by arrival
+        self.busy = 0  # ns, summed over lanes
+        self._cost: dict[tuple[int, int], int] = {}
+        self.single = spec.lanes == 1 and on_start is None
+
+    def copy_ns(self, nbytes: int, active: int) -> int:
+        """Return how long a transfer takes while *active* lanes are busy."""
+        found = self._cost.get((nbytes, active))
+        if found is None:
+            found = self._cost[nbytes, active] = self._spec.copy_ns(nbytes, active)
+        return found
+
+    def demand_all(self, at: int, nbytes: int, count: int) -> int:
+        """Serve *count* demanded transfers of *nbytes* on a single-lane link; return the last end.
+
+        The common case of a layer's misses, without an object for each.
+        """
+        took = count * self.copy_ns(nbytes, 1)
+        self.busy += took
+        begin = self.free[0]
+        self.free[0] = end = (at if at > begin else begin) + took
+        return end
+
+    def demand(self, at: int, transfers: list[Transfer]) -> None:
+        """Start *transfers*, all ready at *at*, ahead of the queue; the link has been advanced."""
+        lanes, first = self.free, 0
+        while first < len(transfers):
+            now = max(at, min(lanes))
+            first += self._start(now, transfers[first:])
+
+    def enqueue(self, transfer: Transfer) -> None:
+        """Queue a prefetch behind all that are ready no later."""
+        if self.queue and self.queue[-1].ready > transfer.ready:
+            insort(self.queue, transfer, key=by_ready)
+        else:
+            self.queue.append(transfer)
+
+    def advance(self, to: int) -> Iterable[Transfer]:
+        """Start every queued prefetch whose turn came before *to*; return them."""
+        if not self.queue:
+            return ()
+        lanes, queue, begun = self.free, self.queue, 0
+        while begun < len(queue):
+            now = max(min(lanes), queue[begun].ready)
+            if now >= to:
+                break
+            ready = begun + 1
+            while ready < len(queue) and queue[ready].ready <= now:
+                ready += 1
+            begun += self._start(now, queue[begun:ready])
+        started = queue[:begun]
+        del queue[:begun]
+        return started
+
+    def _start(self, now: int, waiting: list[Transfer]) -> int:
+        """Give idle lanes to the first of *waiting*; return how many started."""
+        lanes = self.free
+        idle = [lane for lane, free in enumerate(lanes) if free <= now][: len(waiting)]
+        active = len(idle) + sum(free > now for free in lanes)
+        for lane, transfer in zip(idle, waiting, strict=False):
+            took = self.copy_ns(transfer.nbytes, active)
+            transfer.start, transfer.done = now, now + took
+            lanes[lane] = now + took
+            self.busy += took
+            if self._on_start is not None:
+                self._on_start(transfer, lane)
+        return len(idle)

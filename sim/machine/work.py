@@ -1,0 +1,140 @@
+"""This module counts the work of a layer's dense part: operations and bytes, as plain sums.
+
+Counted are attention (projections, scores over the context, keys and values read), the router, shared
+experts, norms, layers without routed experts that come before, and the output head after the last MoE
+layer. A multiply-add is two operations. Embedding look-ups and activations are left out: they are
+below a thousandth of the weights in every published geometry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from moetier.traces.batch import DECODE
+from moetier.traces.errors import InputError
+from moetier.traces.formats import dense_bytes, dense_layer_bytes, head_bytes
+from moetier.traces.geometry import Geometry
+from moetier.traces.schema import Header
+
+Ints = npt.NDArray[np.int64]
+NO_WINDOW = 1 << 40  # entries; longer than any context
+
+
+class Work(NamedTuple):
+    """Operations and bytes, each an int or an array of int64."""
+
+    ops: Ints
+    nbytes: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWork:
+    """The dense work of every MoE layer, as coefficients of tokens and context; arrays (layers,)."""
+
+    weight_bytes: Ints
+    token_ops: Ints  # per token
+    head_ops: Ints  # per token whose logits are wanted
+    context_ops: Ints  # per key/value entry seen, layers with full attention
+    window_ops: Ints  # the same, layers with a sliding window
+    context_bytes: Ints  # of one key/value entry, full attention
+    window_bytes: Ints
+    window: int
+
+    def of(self, layer: Ints, phase: Ints, tokens: Ints, context: Ints) -> Work:
+        """Return the work of batches given as arrays of equal shape.
+
+        Prefill reads its keys and values once, from chip memory beyond that, and wants one set of
+        logits; decode reads the whole context for every token.
+        """
+        decode = phase == DECODE
+        windowed = np.minimum(context, self.window * tokens)
+        ops = (
+            self.token_ops[layer] * tokens
+            + self.head_ops[layer] * np.where(decode, tokens, 1)
+            + self.context_ops[layer] * context
+            + self.window_ops[layer] * windowed
+        )
+        nbytes = (
+            self.weight_bytes[layer]
+            + self.context_bytes[layer] * np.where(decode, context, tokens)
+            + self.window_bytes[layer] * np.where(decode, windowed, tokens)
+        )
+        return Work(ops, nbytes)
+
+
+def dense_work(header: Header, weights: str, kv_bytes: int = 2) -> DenseWork:
+    """Count the dense work of the model of *header*, its weights stored in the format *weights*.
+
+    The bytes a trace records for that format come before those of the geometry; *kv_bytes* is the
+    size of one number of the key/value cache. Operations are 2 per weight, so as many as the bytes of
+    the same weights in bf16; where the geometry does not give them they count as zero.
+
+    Raises:
+        InputError: If neither the trace nor the geometry gives the size of the dense part.
+    """
+    geometry = header.geometry
+    spans = _spans(geometry)
+    recorded = header.dense_bytes if weights == header.weights else None
+    try:
+        token_ops = _dense_bytes(geometry, spans, "bf16")
+    except InputError:
+        if recorded is None:
+            raise
+        token_ops = np.zeros(len(spans), np.int64)
+    stored = np.asarray(recorded) if recorded else _dense_bytes(geometry, spans, weights)
+    head_ops, head = np.zeros((2, len(spans)), np.int64)
+    head_ops[-1], head[-1] = head_bytes(geometry, "bf16"), head_bytes(geometry, weights)
+    kinds = [[geometry.attention_of(layer) for layer in span] for span in spans]
+    full, sliding = (np.array([span.count(kind) for span in kinds]) for kind in ("full", "sliding"))
+    per_ops, per_bytes = _entry(geometry, kv_bytes)
+    return DenseWork(
+        weight_bytes=stored + head,
+        token_ops=token_ops,
+        head_ops=head_ops,
+        context_ops=full * per_ops,
+        window_ops=sliding * per_ops,
+        context_bytes=full * per_bytes,
+        window_bytes=sliding * per_bytes,
+        window=geometry.sliding_window or NO_WINDOW,
+    )
+
+
+def _dense_bytes(geometry: Geometry, spans: list[range], weights: str) -> Ints:
+    """Return the bytes of the dense part that each MoE layer stands for."""
+    moe = dict(zip(geometry.moe_layers, dense_bytes(geometry, weights), strict=True))
+    others = [layer for span in spans for layer in span if layer not in moe]
+    if others:
+        moe.update(zip(others, dense_layer_bytes(geometry, weights), strict=True))
+    return np.array([sum(moe[layer] for layer in span) for span in spans])
+
+
+def kv_bytes_at(work: DenseWork, context: int, requests: int = 1) -> int:
+    """Return the size of the key/value cache of *requests* sequences of *context* tokens each."""
+    windowed = min(context, work.window)
+    return requests * int(work.context_bytes.sum() * context + work.window_bytes.sum() * windowed)
+
+
+def _spans(geometry: Geometry) -> list[range]:
+    """Return, per MoE layer, the model layers it stands for: those since the MoE layer before."""
+    starts = [0, *[layer + 1 for layer in geometry.moe_layers[:-1]]]
+    ends = [layer + 1 for layer in geometry.moe_layers]
+    ends[-1] = max(ends[-1], geometry.n_layers or 0)
+    return [range(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _entry(geometry: Geometry, kv_bytes: int) -> tuple[int, int]:
+    """Return (operations, bytes) of one key/value entry of one layer.
+
+    Scores and values cost 2 operations each per head and width; with latent attention the joint
+    key/value of rank `kv_lora` is used directly (absorbed projections) and shared by all heads.
+    """
+    heads = geometry.heads or 0
+    if geometry.kv_lora:
+        rope = geometry.rope_dim or 0
+        return 2 * heads * (2 * geometry.kv_lora + rope), kv_bytes * (geometry.kv_lora + rope)
+    width = geometry.head_dim or 0
+    return 4 * heads * width, 2 * kv_bytes * (geometry.kv_heads or 0) * width

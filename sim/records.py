@@ -1,0 +1,162 @@
+"""This module defines the one result of a run: a table with a row per layer and step.
+
+Simulated and real machines write the same columns, so comparing them is a join on step and layer.
+Every metric is a pure function of this table (`sim.metrics`). All columns are integers: bytes,
+nanoseconds, picojoules, counts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from moetier.sim.energy import COMPONENTS, Energy
+from moetier.sim.layout import Layout
+from moetier.sim.machine.base import LayerTiming
+from moetier.sim.plan import LayerPlan
+from moetier.traces.files import replacing
+
+Columns = dict[str, npt.NDArray[np.int64]]
+
+# Written by the planner and the machine, one value per batch, in this order.
+COUNTED = (
+    "step", "phase", "layer", "tokens", "context",
+    "assignments",  # (token, expert) pairs computed
+    "lookups", "misses", "late_hits", "compulsory", "skipped", "cpu",
+    "lookup_bytes", "miss_bytes",
+    "fetch_bytes",  # demanded into the fastest tier
+    "lower_lookups", "lower_hits",
+    "lower_bytes",  # read from below the second tier, demanded or not
+    "prefetch_issued", "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes",
+    "cancelled_bytes", "demoted_bytes", "warmup_bytes",
+    "cpu_bytes", "cpu_assignments", "skipped_bytes",
+    "resident_bytes", "peak_bytes",
+    "start_ns", "dense_ns", "wait_ns", "copy_ns", "expert_ns", "end_ns",
+)  # fmt: skip
+ENERGY = tuple(f"energy_{name}_pj" for name in COMPONENTS)
+SCHEMA = pa.schema([pa.field(name, pa.int64()) for name in (*COUNTED, *ENERGY)])
+
+OnColumns = Callable[[Columns], None]
+
+
+class Recorder:
+    """Collect a run's rows, add energy, and hand them on in blocks, so that memory stays flat.
+
+    *sinks* hear of every block, in order: a `RecordWriter`, a metrics accumulator, a test.
+    """
+
+    def __init__(
+        self, layout: Layout, energy: Energy, sinks: list[OnColumns], block_rows: int = 1 << 15
+    ) -> None:
+        """Begin with no rows; hand on *block_rows* rows at a time."""
+        self._size, self._nbytes, self._plain = layout.size, layout.nbytes, layout.n_parts == 1
+        self._energy, self._sinks = energy, sinks
+        self._rows = array("q")
+        self._full = block_rows * len(COUNTED)
+
+    def add(self, plan: LayerPlan, timing: LayerTiming) -> None:
+        """Add one batch."""
+        batch, needed = plan.batch, plan.needed
+        start, dense, wait, copy, experts, end, late = timing
+        lookups, misses = len(needed), len(plan.missing)
+        cpu_bytes = skipped_bytes = lower_bytes = 0
+        if self._plain and needed:
+            each = self._nbytes[needed[0]]
+            lookup_bytes, miss_bytes = lookups * each, misses * each
+        else:
+            lookup_bytes, miss_bytes = self._size(needed), self._size(plan.missing)
+        if plan.cpu or plan.skip:
+            cpu_bytes, skipped_bytes = self._size(plan.cpu), self._size(plan.skip)
+        if plan.fetch_hops or plan.prefetch_hops or plan.cpu_hops:
+            lower_bytes = self._from_below(plan)
+        prefetch = plan.prefetch
+        self._rows.extend((
+            batch.step, batch.phase, batch.layer, batch.n_tokens, batch.context,
+            len(batch.experts) - plan.skip_assignments,
+            lookups, misses, late, plan.compulsory, len(plan.skip), len(plan.cpu),
+            lookup_bytes, miss_bytes, miss_bytes - cpu_bytes - skipped_bytes,
+            plan.lower_lookups, plan.lower_hits, lower_bytes,
+            len(prefetch), self._size(prefetch) if prefetch else 0,
+            plan.prefetch_used, plan.prefetch_wasted,
+            self._size(plan.cancelled) if plan.cancelled else 0,
+            self._size(plan.demoted) if plan.demoted else 0,
+            plan.warmup_bytes, cpu_bytes, plan.cpu_assignments, skipped_bytes,
+            plan.resident, plan.peak,
+            start, dense, wait, copy, experts, end,
+        ))  # fmt: skip
+        if len(self._rows) >= self._full:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand on what has been collected."""
+        if not self._rows:
+            return
+        table = np.frombuffer(self._rows, np.int64).reshape(-1, len(COUNTED)).T.copy()
+        columns: Columns = dict(zip(COUNTED, table, strict=True))
+        columns.update(zip(ENERGY, self._energy.of(columns), strict=True))
+        self._rows = array("q")
+        for sink in self._sinks:
+            sink(columns)
+
+    def _from_below(self, plan: LayerPlan) -> int:
+        """Return the bytes that came from the tier below the second."""
+        nbytes, total = self._nbytes, 0
+        for slices, hops, least in (
+            (plan.fetch, plan.fetch_hops, 2),
+            (plan.prefetch, plan.prefetch_hops, 2),
+            (plan.cpu, plan.cpu_hops, 1),
+        ):
+            if hops:
+                total += sum(nbytes[s] for s, n in zip(slices, hops, strict=True) if n >= least)
+        return total
+
+
+class RecordWriter:
+    """Write a run's rows to one Parquet file, which appears only when it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        """Write to *path* once the context is left without an error."""
+        self._path = path
+
+    def __enter__(self) -> RecordWriter:
+        """Open a temporary file beside the path."""
+        self._replacing = replacing(self._path)
+        self._file = pq.ParquetWriter(
+            self._replacing.__enter__(),
+            SCHEMA,
+            compression="zstd",
+            use_dictionary=False,
+            write_statistics=False,
+        )
+        return self
+
+    def __call__(self, columns: Columns) -> None:
+        """Append a block of rows."""
+        arrays = [pa.array(columns[name]) for name in SCHEMA.names]
+        self._file.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Finish the file, or remove what was written of it."""
+        self._file.close()
+        self._replacing.__exit__(kind, error, trace)
+
+
+def read_records(path: Path, block_rows: int = 1 << 16) -> Iterator[Columns]:
+    """Yield the rows of a finished run in blocks, each a mapping from column to values."""
+    with pq.ParquetFile(path) as file:
+        for block in file.iter_batches(batch_size=block_rows):
+            yield {
+                name: block.column(name).to_numpy().astype(np.int64) for name in block.schema.names
+            }

@@ -1,0 +1,71 @@
+"""This module says what a user should know about a run: what it assumed, and what looks wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moetier.sim.hardware import Profile
+from moetier.sim.layout import Layout
+from moetier.sim.policy.base import Prefetch
+from moetier.sim.policy.compose import Policy
+from moetier.sim.units import format_bytes
+from moetier.traces.schema import Header
+
+
+def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: int) -> list[str]:
+    """Return what a simulated run took for granted, one sentence each."""
+    found = ["time and energy are modelled, not measured"]
+    if profile.identity is None:
+        found.append(f"compute on '{profile.name}' is a roofline over data-sheet peaks")
+    unverified = _unverified(profile)
+    if unverified:
+        found.append(f"unverified numbers in '{profile.name}': {', '.join(unverified)}")
+    if header.unknown:
+        found.append(f"the trace does not say: {', '.join(header.unknown)}")
+    if header.geometry.unverified:
+        cells = ", ".join(header.geometry.unverified)
+        found.append(f"unverified in the geometry of '{header.geometry.name}': {cells}")
+    if not expert_ops:
+        found.append("the model's sizes are unknown, so experts are timed by their bytes alone")
+    if header.provenance.kind == "synthetic":
+        found.append("the routing is synthetic")
+    if policy.alters_output:
+        found.append(
+            "replayed lossy policy: recorded routing cannot react to what the policy changes, and no "
+            "accuracy is known; `moetier evaluate` runs it inside a model"
+        )
+    if type(policy.warmup).__name__ != "Untouched":
+        found.append("bytes brought by warm-up are counted but take no time and no energy")
+    return found
+
+
+def warnings_of(
+    policy: Policy, layout: Layout, capacity: int, top_k: int, metrics: Mapping[str, Any]
+) -> list[str]:
+    """Return what looks wrong about a finished run."""
+    found = []
+    token = sum(
+        top_k * sum(layout.nbytes[layer * layout.layer_slices :][: layout.n_parts])
+        for layer in range(layout.n_layers)
+    )
+    evicts_oldest = type(policy.eviction[0]).__name__ in ("LRU", "FIFO")
+    if capacity < token and evicts_oldest and not metrics["prefetch_issued"]:
+        found.append(
+            f"LRU cliff: one token's experts take {format_bytes(token)}, the cache {format_bytes(capacity)}; "
+            "by the time a layer comes round again its experts are gone, so nothing hits"
+        )
+    prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
+    if prefetches and not metrics["prefetch_issued"]:
+        found.append("policy inert: the prefetcher never issued anything")
+    if policy.miss.alters_output and not metrics["skipped_share"]:
+        found.append("policy inert: nothing was ever skipped")
+    return found
+
+
+def _unverified(profile: Profile) -> list[str]:
+    """Return the blocks of *profile* whose source says unverified."""
+    blocks = {f"tiers.{name}": tier.source for name, tier in profile.tiers.items()}
+    blocks |= {f"links.{link.src}-{link.dst}": link.source for link in profile.links}
+    blocks |= {f"compute.{name}": compute.source for name, compute in profile.compute.items()}
+    return [name for name, source in blocks.items() if "unverified" in source.lower()]
