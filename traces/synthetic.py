@@ -29,8 +29,8 @@ CHUNK_SCORES = 1 << 21
 class Synthetic:
     """Routing of *requests* requests in lockstep: a *prompt* each, then *tokens* decoded tokens.
 
-    The prompts of all requests are one forward step (none if *prompt* is 0); then each step decodes one
-    token per request. The same arguments give the same rows, every time.
+    The prompts of all requests are one forward step (none if *prompt* is 0); then each step decodes
+    one token per request. The same arguments give the same rows, every time.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Synthetic:
             skew: Zipf exponent of the popularity of experts; 0 makes all equally popular.
             reuse: Probability that an expert of a request's previous token is kept, each on its
                 own, before the rest is drawn; chance adds to it. 0: no memory.
-            layer_correlation: Probability that an expert's noise is that of the expert with the same
+            layer_correlation: Probability that an expert's noise is that of the expert of the same
                 popularity rank in the layer before; it does not change popularity.
             seed: Of the random numbers.
             scores: Also give the scores, as logits.
@@ -121,8 +121,8 @@ class Synthetic:
 
     def _rows(self, drawn: tuple[Any, Any, Any], at: int) -> Columns:
         """Return rows of n tokens from position *at*; drawn are (n, requests, layers, k or E)."""
-        experts, weights, scores = (None if item is None else item.swapaxes(1, 2) for item in drawn)
-        n, layers, requests, k = experts.shape
+        experts, weights, scores = drawn
+        n, requests, layers, _ = experts.shape
         prefill = at < self.prompt
         first = (1 if self.prompt else 0) - self.prompt  # step of position 0, were it decoded
         position = np.repeat(np.arange(at, at + n), layers * requests)
@@ -133,10 +133,15 @@ class Synthetic:
             step=0 if prefill else position + first,
             position=position,
             moe_layer=np.tile(np.repeat(np.arange(layers), requests), n),
-            experts=experts.reshape(-1, k),
-            weights=weights.reshape(-1, k),
-            scores=None if scores is None else scores.reshape(-1, scores.shape[-1]),
+            experts=_by_layer(experts),
+            weights=_by_layer(weights),
+            scores=None if scores is None else _by_layer(scores),
         )
+
+
+def _by_layer(drawn: Any) -> Any:
+    """Return (n, R, L, k) as rows (n * L * R, k): by token, then by layer, then by request."""
+    return drawn.swapaxes(1, 2).reshape(-1, drawn.shape[-1])
 
 
 class _Draw:
@@ -195,8 +200,8 @@ class _Draw:
     def _keep(self, scores: Any) -> Any:
         """Return the experts (n, R, L, k) token by token; *scores* of kept experts rise to the top.
 
-        A kept expert's score becomes the largest fresh one plus up to 1: above what is drawn, and of
-        the same scale.
+        A kept expert's score becomes the largest fresh one plus up to 1: above what is drawn, and
+        of the same scale.
         """
         k, reuse = self.spec.geometry.top_k, self.spec.reuse
         shape = (*scores.shape[:3], k)
@@ -219,9 +224,9 @@ class _Draw:
 def shuffled(source: ColumnSource, seed: int = 0) -> ArrayTrace:
     """Return *source* with its tokens in random order, in memory: a control without memory in time.
 
-    Prefill and decode tokens are permuted apart. What is asked how often stays, also which experts of
-    different layers go together; what follows what does not. What a device did (`recorded`) is dropped, as it
-    depends on the order.
+    Prefill and decode tokens are permuted apart. What is asked how often stays, also which experts
+    of different layers go together; what follows what does not. What a device did (`recorded`) is
+    dropped, as it depends on the order.
     """
     rows = concat(list(source.columns()))
     random = np.random.Generator(np.random.PCG64(seed))
