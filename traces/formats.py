@@ -112,6 +112,11 @@ def embedding_bytes(geometry: Geometry, weights: str) -> int:
     return head + table + matrix_bytes(1, hidden, kinds.small)
 
 
+def head_bytes(geometry: Geometry, weights: str) -> int:
+    """Return the bytes of the LM head alone, read for every token whose logits are wanted; 0 if unknown."""
+    return matrix_bytes(geometry.vocab or 0, geometry.hidden or 0, _kinds(weights).head)
+
+
 def stored_expert_bytes(header: Header, weights: str | None = None) -> tuple[str, list[int]]:
     """Return a format's name and the bytes of one expert per MoE layer.
 

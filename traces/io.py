@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 
 from moetier.traces.batch import LayerBatch
 from moetier.traces.batching import batches_of
-from moetier.traces.check import RowCheck, open_trace
+from moetier.traces.check import RowCheck
 from moetier.traces.columns import Columns, ColumnSource, build, concat, from_arrow
 from moetier.traces.errors import InputError
 from moetier.traces.files import replacing
+from moetier.traces.opening import open_trace
 from moetier.traces.schema import Header, arrow_schema
 
 ROWS_PER_GROUP = 65_536
@@ -127,9 +128,9 @@ class TraceReader:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def columns(self, names: Sequence[str] | None = None) -> Iterator[Columns]:
-        """Yield the rows in chunks of arrays.
+        """Yield the rows in chunks of arrays, with the columns *names* beside the plain ones.
 
-        *names* are the columns to read beside the plain ones; default: `weights`, `recorded` where there, and with `with_scores` also the wide columns.
+        Default: `weights`, `recorded` where there, and with `with_scores` also the wide columns.
         """
         return self._read(self._optional() if names is None else list(names), full=False)
 
