@@ -90,6 +90,7 @@ PERTURBATIONS: Mapping[str, Any] = {
     "full": _unchanged,
     "8-bit experts": partial(reweighted, bits=8),
     "4-bit experts": partial(reweighted, bits=4),
+    "3-bit experts nested in 6": partial(reweighted, bits=6, nested=3),
     "2-bit experts nested in 4": partial(reweighted, bits=4, nested=2),
     "1-bit experts": partial(reweighted, bits=1),
     "random experts": misrouted,

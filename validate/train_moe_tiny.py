@@ -32,6 +32,7 @@ from moetier.traces import samples
 from moetier.traces.samples.tasks import ALPHABET, END, TASKS, Item, held_out_items, training_items
 from moetier.validate import fast_experts
 from moetier.validate.accuracy import answer_scores, summarise
+from moetier.validate.numerics.spread import OCTAVES, spread_channels
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Plan:
     out: Path
     state: Path
     check_every: int = 250
+    octaves: float = OCTAVES
     shares: dict[str, float] = field(default_factory=lambda: _shares(dict.fromkeys(TASKS, 1.0)))
 
 
@@ -176,13 +178,17 @@ def train(plan: Plan) -> Any:
         if done % plan.check_every == 0 or done == plan.steps:
             _check(plan, model, done)
             _save_state(plan, model, optimiser, done)
-            export(model, plan.out)
+            export(model, plan.out, plan.octaves)
     return model
 
 
-def export(model: Any, out: Path) -> None:
-    """Save *model* in bfloat16, with its tokenizer, as a checkpoint that loads offline."""
+def export(model: Any, out: Path, octaves: float = OCTAVES) -> None:
+    """Save *model* in bfloat16, with its tokenizer, as a checkpoint that loads offline.
+
+    The saved experts have channels as uneven as *octaves* says; see `spread_channels`.
+    """
     stored = copy.deepcopy(model).to(torch.bfloat16)
+    spread_channels(stored, octaves=octaves)
     stored.set_experts_implementation("eager")
     stored.generation_config = GenerationConfig(
         do_sample=False, pad_token_id=PAD_ID, eos_token_id=VOCABULARY[END]
@@ -272,12 +278,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=7000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--state", type=Path, default=Path("build/moe-tiny-state.pt"))
+    parser.add_argument("--octaves", type=float, default=OCTAVES, help="spread of saved channels")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--check-every", type=int, default=250)
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     torch.set_num_threads(options.threads)
-    train(Plan(options.steps, options.seed, options.out, options.state, options.check_every))
+    plan = Plan(
+        steps=options.steps,
+        seed=options.seed,
+        out=options.out,
+        state=options.state,
+        check_every=options.check_every,
+        octaves=options.octaves,
+    )
+    export(train(plan), plan.out, plan.octaves)
     return 0
 
 
