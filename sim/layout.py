@@ -7,7 +7,7 @@ The whole expert is one part, a bit slice is one of two, a block of channels one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 
 class Layout:
@@ -24,7 +24,7 @@ class Layout:
         "n_parts",
         "nbytes",
         "total_bytes",
-        "uniform",
+        "each",
     )
 
     def __init__(self, part_bytes: Sequence[Sequence[int]], n_experts: int) -> None:
@@ -36,7 +36,7 @@ class Layout:
         self.layer_slices = n_experts * self.n_parts
         self.nbytes = [size for row in part_bytes for _ in range(n_experts) for size in row]
         self.total_bytes = sum(self.nbytes)
-        self.uniform = len(set(self.nbytes)) == 1
+        self.each = self.nbytes[0] if len(set(self.nbytes)) == 1 else 0
 
     def slice_id(self, layer: int, expert: int, part: int = 0) -> int:
         """Return the slice of *part* of *expert* in MoE layer *layer*."""
@@ -54,7 +54,8 @@ class Layout:
         """Return which part of its expert a slice is."""
         return slice_id % self.n_parts
 
-    def size(self, slices: Iterable[int]) -> int:
+    def size(self, slices: Collection[int]) -> int:
         """Return the bytes of *slices* together."""
-        nbytes = self.nbytes
-        return sum([nbytes[s] for s in slices])
+        if self.each:
+            return self.each * len(slices)
+        return sum(map(self.nbytes.__getitem__, slices))

@@ -22,10 +22,10 @@ class LayerPlan:
     needed: list[int]  # everything the batch uses
     missing: list[int]  # of these, what was not planned to be in the fastest tier
     fetch: list[int]
-    cpu: Sequence[int]
-    skip: Sequence[int]
-    prefetch: Sequence[int]
-    evicted: Sequence[int]  # from the fastest tier, at the end of the batch
+    cpu: Sequence[int] = ()
+    skip: Sequence[int] = ()
+    prefetch: Sequence[int] = ()
+    evicted: Sequence[int] = ()  # from the fastest tier, at the end of the batch
     fetch_hops: list[int] | None = None
     cpu_hops: list[int] | None = None
     prefetch_hops: list[int] | None = None

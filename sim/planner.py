@@ -13,7 +13,16 @@ import numpy as np
 from moetier.sim.future import Future
 from moetier.sim.layout import Layout
 from moetier.sim.plan import LayerPlan
-from moetier.sim.policy.base import Context, Lateness, Missed, Part, Prefetch, Progress
+from moetier.sim.policy.base import (
+    Context,
+    Eviction,
+    Lateness,
+    Miss,
+    Part,
+    Prefetch,
+    Progress,
+    Routing,
+)
 from moetier.sim.policy.compose import Policy
 from moetier.sim.residency import Cache
 from moetier.traces.batch import DECODE, PREFILL, LayerBatch
@@ -70,12 +79,17 @@ class Planner:
             start(part, self._top)
         for cache in self.caches:
             start(cache.eviction, cache)
-        self._ever = bytearray(len(layout.nbytes))  # was it ever resident in the fastest tier?
+        self._fresh = set(range(len(layout.nbytes)))  # never resident in the fastest tier so far
         self._early: set[int] = set()  # brought by a prefetch and not used yet
-        self._ahead: list[list[int]] = [[] for _ in range(layout.n_layers)]  # pinned until used
-        self._ahead_bytes = 0
+        self._ahead: list[list[int]] = [[] for _ in range(layout.n_layers)]  # brought for a layer
+        self._pinned: set[int] = set()  # all of these, until their layer has run
+        self._pinned_bytes = 0
         self._deep: set[int] = set()  # prefetched from below the second tier
+        # A hook that is not overridden need not be called (a tenth of a run's time, together).
+        self._routes = type(policy.routing).route is not Routing.route
         self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
+        self._resolves = type(policy.miss).resolve is not Miss.resolve
+        self._releases = type(self._top.eviction).release is not Eviction.release
         self._last_phase: int | None = None
         self._warmup_bytes = 0
 
@@ -85,32 +99,39 @@ class Planner:
         self._progress.batch += 1
         if batch.phase != self._last_phase:
             self._phase_begins(batch.phase)
-        batch = policy.routing.route(batch)
-        accesses = policy.precision.needed(batch)
-        if batch.n_tokens == 1:
-            needed = recency = accesses
-        else:  # fetched in order of first use, remembered in order of last use
-            needed = list(dict.fromkeys(accesses))
-            recency = list(dict.fromkeys(reversed(accesses)))[::-1]
+        if self._routes:
+            batch = policy.routing.route(batch)
+        needed = recency = policy.precision.needed(batch)
+        if batch.n_tokens != 1:  # fetched in order of first use, remembered in order of last use
+            recency = list(dict.fromkeys(reversed(needed)))[::-1]
+            needed = list(dict.fromkeys(needed))
         cancelled = self._expire(layer, needed) if self._ahead[layer] else ()
         resident = top.resident
         missing = [s for s in needed if s not in resident]
-        plan = LayerPlan(batch, needed, missing, missing, (), (), (), (), cancelled=cancelled)
+        plan = LayerPlan(batch, needed, missing, missing, cancelled=cancelled)
         if missing:
-            self._resolve(plan)
-            if plan.cpu or plan.skip:
-                away = {*plan.cpu, *plan.skip}
-                recency = [s for s in recency if s not in away]
+            if self._fresh:
+                plan.compulsory = len(self._fresh.intersection(missing))
+                self._fresh.difference_update(missing)
+            if self._resolves:
+                recency = self._resolve(plan, recency)
+            if self._lower is not None:
+                self._climb(plan)
+            if plan.fetch:
+                top.insert(plan.fetch)
         if self._early:
             used = self._early.intersection(needed)
             plan.prefetch_used = len(used)
             self._early -= used
         top.eviction.touch(recency)
         plan.peak = top.used
-        evicted = top.trim((recency, *self._ahead)) if top.used > top.capacity else []
+        evicted: list[int] = []
+        if top.used > top.capacity:
+            evicted = top.trim(self._pinned.union(recency) if self._pinned else recency)
         if self._prefetches:
             evicted += self._prefetch(plan, recency)
-        evicted += top.release(needed)
+        if self._releases:
+            evicted += top.release(needed)
         if evicted:
             self._leave(plan, evicted)
         plan.resident = top.used
@@ -122,25 +143,28 @@ class Planner:
             self._on_plan(plan)
         return plan
 
-    def _resolve(self, plan: LayerPlan) -> None:
-        """Sort the missing slices and bring what has to come."""
-        missed = self.policy.miss.resolve(plan.missing, plan.batch)
-        self._check(missed, plan.missing)
-        plan.fetch, plan.cpu, plan.skip = missed.fetch, missed.cpu, missed.skip
-        if plan.cpu or plan.skip:
-            plan.cpu_assignments = self._assignments(plan.batch, plan.cpu)
-            plan.skip_assignments = self._assignments(plan.batch, plan.skip)
-        ever = self._ever
-        plan.compulsory = sum(not ever[s] for s in plan.missing)
-        for s in plan.missing:
-            ever[s] = 1
-        if self._lower is not None:
-            if plan.fetch:
-                plan.fetch_hops = self._bring_up(plan, plan.fetch)
-            if plan.cpu:
-                plan.cpu_hops = [hops - 1 for hops in self._bring_up(plan, plan.cpu, stay=True)]
+    def _resolve(self, plan: LayerPlan, recency: list[int]) -> list[int]:
+        """Let the policy sort the missing slices; return what of *recency* the fast tier computes."""
+        fetch, cpu, skip = self.policy.miss.resolve(plan.missing, plan.batch)
+        if sorted([*fetch, *cpu, *skip]) != sorted(plan.missing):
+            raise RuntimeError(
+                f"{type(self.policy.miss).__name__} must put every one of {plan.missing} in one list, "
+                f"got fetch {fetch}, cpu {cpu}, skip {skip}"
+            )
+        plan.fetch, plan.cpu, plan.skip = fetch, cpu, skip
+        if not cpu and not skip:
+            return recency
+        plan.cpu_assignments = self._assignments(plan.batch, cpu)
+        plan.skip_assignments = self._assignments(plan.batch, skip)
+        away = {*cpu, *skip}
+        return [s for s in recency if s not in away]
+
+    def _climb(self, plan: LayerPlan) -> None:
+        """Look what is fetched, or computed by the CPU, up in the second tier."""
         if plan.fetch:
-            self._top.insert(plan.fetch)
+            plan.fetch_hops = self._bring_up(plan, plan.fetch)
+        if plan.cpu:
+            plan.cpu_hops = [hops - 1 for hops in self._bring_up(plan, plan.cpu, stay=True)]
 
     def _bring_up(self, plan: LayerPlan, slices: Sequence[int], stay: bool = False) -> list[int]:
         """Look *slices* up in the second tier and plan them there; return the hops of each."""
@@ -155,7 +179,7 @@ class Planner:
         else:
             lower.insert(absent)
             lower.eviction.touch(slices)
-            lower.trim((slices,))
+            lower.trim(set(slices))
         return hops
 
     def _prefetch(self, plan: LayerPlan, pinned: list[int]) -> list[int]:
@@ -167,7 +191,7 @@ class Planner:
         wanted = [s for s in dict.fromkeys(candidates) if s not in top.resident]
         if not wanted:
             return []
-        room = top.capacity - self._ahead_bytes - self.layout.size(pinned)
+        room = top.capacity - self._pinned_bytes - self.layout.size(pinned)
         admitted = []
         for s in wanted:
             if nbytes[s] > room and not top.eviction.ignores_capacity:
@@ -175,12 +199,13 @@ class Planner:
             room -= nbytes[s]
             admitted.append(s)
             self._ahead[layer_of(s)].append(s)
-            self._ahead_bytes += nbytes[s]
-            self._ever[s] = 1
         if not admitted:
             return []
+        self._pinned.update(admitted)
+        self._pinned_bytes += self.layout.size(admitted)
+        self._fresh.difference_update(admitted)
         if self._lower is not None:
-            uncounted = LayerPlan(plan.batch, [], [], [], (), (), (), ())
+            uncounted = LayerPlan(plan.batch, [], [], [])
             hops = plan.prefetch_hops = self._bring_up(uncounted, admitted)
             for s, n in zip(admitted, hops, strict=True):
                 (self._deep.add if n > 1 else self._deep.discard)(s)
@@ -188,12 +213,13 @@ class Planner:
         self._early.update(admitted)
         plan.prefetch = admitted
         plan.peak = max(plan.peak, top.used)
-        return top.trim((pinned, *self._ahead))
+        return top.trim(self._pinned.union(pinned)) if top.used > top.capacity else []
 
     def _expire(self, layer: int, needed: list[int]) -> Sequence[int]:
         """Unpin what was brought early for *layer*, which runs now; return what was withdrawn."""
         arrived, self._ahead[layer] = self._ahead[layer], []
-        self._ahead_bytes -= self.layout.size(arrived)
+        self._pinned.difference_update(arrived)
+        self._pinned_bytes -= self.layout.size(arrived)
         if not self.policy.prefetch.cancel or self._lateness is None:
             return ()
         wanted = set(needed)
@@ -216,7 +242,7 @@ class Planner:
         if self.exclusive and self._lower is not None:
             self._lower.insert(evicted)
             self._lower.eviction.touch(evicted)
-            self._lower.trim(())
+            self._lower.trim(frozenset())
             plan.demoted = [s for s in evicted if s in self._lower.resident]
 
     def _phase_begins(self, phase: int) -> None:
@@ -238,11 +264,11 @@ class Planner:
             )
         for ahead in self._ahead:
             ahead.clear()
-        self._ahead_bytes = 0
+        self._pinned.clear()
+        self._pinned_bytes = 0
         _left, came = self._top.replace(wanted)
         self._early.intersection_update(self._top.resident)
-        for s in came:
-            self._ever[s] = 1
+        self._fresh.difference_update(came)
         if self._lower is not None and self.exclusive:
             self._lower.remove([s for s in came if s in self._lower.resident])
         self._warmup_bytes += self.layout.size(came)
@@ -251,12 +277,3 @@ class Planner:
         """Return how many (token, expert) pairs of *batch* the experts of *slices* stand for."""
         experts = {self.layout.expert_of(s) for s in slices}
         return sum(expert in experts for expert in batch.experts)
-
-    @staticmethod
-    def _check(missed: Missed, missing: list[int]) -> None:
-        """Hold the miss policy to its contract: every missing slice is in exactly one list."""
-        if missed.fetch is missing:
-            return
-        told = sorted([*missed.fetch, *missed.cpu, *missed.skip])
-        if told != sorted(missing):
-            raise RuntimeError(f"the miss policy must sort {missing}, got {missed}")

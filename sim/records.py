@@ -25,23 +25,26 @@ from moetier.traces.files import replacing
 
 Columns = dict[str, npt.NDArray[np.int64]]
 
-# Written by the planner and the machine, one value per batch, in this order.
-COUNTED = (
+# Written by the planner and the machine for every batch, in this order.
+COMMON = (
     "step", "phase", "layer", "tokens", "context",
     "assignments",  # (token, expert) pairs computed
-    "lookups", "misses", "late_hits", "compulsory", "skipped", "cpu",
+    "lookups", "misses", "late_hits", "compulsory",
     "lookup_bytes", "miss_bytes",
     "fetch_bytes",  # demanded into the fastest tier
+    "resident_bytes", "peak_bytes",
+    "start_ns", "dense_ns", "wait_ns", "copy_ns", "expert_ns", "end_ns",
+)  # fmt: skip
+# Zero for most batches of most policies, so kept only where they are not.
+RARE = (
+    "skipped", "skipped_bytes", "cpu", "cpu_bytes", "cpu_assignments",
     "lower_lookups", "lower_hits",
     "lower_bytes",  # read from below the second tier, demanded or not
     "prefetch_issued", "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes",
     "cancelled_bytes", "demoted_bytes", "warmup_bytes",
-    "cpu_bytes", "cpu_assignments", "skipped_bytes",
-    "resident_bytes", "peak_bytes",
-    "start_ns", "dense_ns", "wait_ns", "copy_ns", "expert_ns", "end_ns",
 )  # fmt: skip
 ENERGY = tuple(f"energy_{name}_pj" for name in COMPONENTS)
-SCHEMA = pa.schema([pa.field(name, pa.int64()) for name in (*COUNTED, *ENERGY)])
+SCHEMA = pa.schema([pa.field(name, pa.int64()) for name in (*COMMON, *RARE, *ENERGY)])
 
 OnColumns = Callable[[Columns], None]
 
@@ -58,36 +61,32 @@ class Recorder:
         """Begin with no rows; hand on *block_rows* rows at a time."""
         self._size, self._nbytes, self._plain = layout.size, layout.nbytes, layout.n_parts == 1
         self._energy, self._sinks = energy, sinks
-        self._rows = array("q")
-        self._full = block_rows * len(COUNTED)
+        self._rows = array("q")  # COMMON, batch after batch
+        self._rare = array("q")  # row number, then RARE
+        self._full = block_rows * len(COMMON)
 
     def add(self, plan: LayerPlan, timing: LayerTiming) -> None:
         """Add one batch."""
         batch, needed = plan.batch, plan.needed
         start, dense, wait, copy, experts, end, late = timing
         lookups, misses = len(needed), len(plan.missing)
-        cpu_bytes = skipped_bytes = lower_bytes = 0
-        if self._plain and needed:
+        if self._plain and needed:  # one layer, one part: one size
             each = self._nbytes[needed[0]]
-            lookup_bytes, miss_bytes = lookups * each, misses * each
+            lookup_bytes, fetch_bytes = lookups * each, len(plan.fetch) * each
+            miss_bytes = misses * each
         else:
-            lookup_bytes, miss_bytes = self._size(needed), self._size(plan.missing)
-        if plan.cpu or plan.skip:
-            cpu_bytes, skipped_bytes = self._size(plan.cpu), self._size(plan.skip)
-        if plan.fetch_hops or plan.prefetch_hops or plan.cpu_hops:
-            lower_bytes = self._from_below(plan)
-        prefetch = plan.prefetch
+            lookup_bytes, fetch_bytes = self._size(needed), self._size(plan.fetch)
+            miss_bytes = self._size(plan.missing)
+        if (
+            plan.prefetch or plan.prefetch_used or plan.prefetch_wasted or plan.cancelled
+            or plan.cpu or plan.skip or plan.lower_lookups or plan.demoted or plan.warmup_bytes
+        ):  # fmt: skip
+            self._add_rare(plan)
         self._rows.extend((
             batch.step, batch.phase, batch.layer, batch.n_tokens, batch.context,
             len(batch.experts) - plan.skip_assignments,
-            lookups, misses, late, plan.compulsory, len(plan.skip), len(plan.cpu),
-            lookup_bytes, miss_bytes, miss_bytes - cpu_bytes - skipped_bytes,
-            plan.lower_lookups, plan.lower_hits, lower_bytes,
-            len(prefetch), self._size(prefetch) if prefetch else 0,
-            plan.prefetch_used, plan.prefetch_wasted,
-            self._size(plan.cancelled) if plan.cancelled else 0,
-            self._size(plan.demoted) if plan.demoted else 0,
-            plan.warmup_bytes, cpu_bytes, plan.cpu_assignments, skipped_bytes,
+            lookups, misses, late, plan.compulsory,
+            lookup_bytes, miss_bytes, fetch_bytes,
             plan.resident, plan.peak,
             start, dense, wait, copy, experts, end,
         ))  # fmt: skip
@@ -98,12 +97,27 @@ class Recorder:
         """Hand on what has been collected."""
         if not self._rows:
             return
-        table = np.frombuffer(self._rows, np.int64).reshape(-1, len(COUNTED)).T.copy()
-        columns: Columns = dict(zip(COUNTED, table, strict=True))
+        common = np.frombuffer(self._rows, np.int64).reshape(-1, len(COMMON)).T.copy()
+        columns: Columns = dict(zip(COMMON, common, strict=True))
+        rare = np.zeros((len(RARE), common.shape[1]), np.int64)
+        if self._rare:
+            given = np.frombuffer(self._rare, np.int64).reshape(-1, 1 + len(RARE)).T
+            rare[:, given[0]] = given[1:]
+        columns.update(zip(RARE, rare, strict=True))
         columns.update(zip(ENERGY, self._energy.of(columns), strict=True))
-        self._rows = array("q")
+        self._rows, self._rare = array("q"), array("q")
         for sink in self._sinks:
             sink(columns)
+
+    def _add_rare(self, plan: LayerPlan) -> None:
+        size = self._size
+        self._rare.extend((
+            len(self._rows) // len(COMMON),
+            len(plan.skip), size(plan.skip), len(plan.cpu), size(plan.cpu), plan.cpu_assignments,
+            plan.lower_lookups, plan.lower_hits, self._from_below(plan),
+            len(plan.prefetch), size(plan.prefetch), plan.prefetch_used, plan.prefetch_wasted,
+            size(plan.cancelled), size(plan.demoted), plan.warmup_bytes,
+        ))  # fmt: skip
 
     def _from_below(self, plan: LayerPlan) -> int:
         """Return the bytes that came from the tier below the second."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from moetier.sim.layout import Layout
 from moetier.sim.policy.base import Eviction
@@ -30,14 +30,13 @@ class Cache:
         self.used += self._size(slices)
         self.eviction.insert(slices)
 
-    def trim(self, pinned: Iterable[Sequence[int]]) -> list[int]:
+    def trim(self, pinned: Collection[int]) -> list[int]:
         """Evict until the tier is within capacity, sparing what is *pinned*; return who left."""
         excess = self.used - self.capacity
         if excess <= 0 or self.eviction.ignores_capacity:
             return []
-        spared = {s for group in pinned for s in group}
-        victims = self.eviction.victims(excess, spared)
-        self._drop(victims, spared)
+        victims = self.eviction.victims(excess, pinned)
+        self._drop(victims, pinned)
         return victims
 
     def release(self, needed: Sequence[int]) -> list[int]:
@@ -63,11 +62,12 @@ class Cache:
         return left, came
 
     def _drop(self, slices: Sequence[int], spared: Collection[int]) -> None:
-        for s in slices:
-            if s in spared or s not in self.resident:
-                raise RuntimeError(
-                    f"{type(self.eviction).__name__} evicts slice {s}, which is "
-                    + ("in use" if s in spared else "not resident")
-                )
-            self.resident.remove(s)
+        gone = self.resident.intersection(slices)
+        if len(gone) < len(slices) or not gone.isdisjoint(spared):
+            wrong = [s for s in slices if s in spared or s not in self.resident] or list(slices)
+            raise RuntimeError(
+                f"{type(self.eviction).__name__} evicts slices that are in use, not resident or named "
+                f"twice: {wrong}"
+            )
+        self.resident -= gone
         self.used -= self._size(slices)
