@@ -30,7 +30,7 @@ def capture_model(
         model_path: A local checkpoint folder, or the id of a model on the hub.
         prompts_path: A `.txt` file (one prompt a line) or a `.jsonl` file of `{"prompt": ...}`.
         out: The trace to write; nothing is left there after an error.
-        hidden: Also store what each router saw, see `moetier.traces.capture.run.capture`.
+        hidden: Also store what each router read, see `moetier.traces.capture.hidden`.
         max_new_tokens: Tokens to generate for each prompt; an end-of-sequence token stops earlier.
         device_map: What `from_pretrained` takes, such as "auto"; None is the CPU.
         batch_size: Prompts that run together, padded on the left.

@@ -65,7 +65,8 @@ def model_name(model: Any) -> str:
     name = str(getattr(model.config, "name_or_path", "") or "")
     if not name:
         return str(model.config.model_type)
-    return Path(name).resolve().name if Path(name).exists() else name
+    path = Path(name)
+    return path.resolve().name if path.is_absolute() or path.exists() else name
 
 
 def _expert_width(where: MoeLayer) -> int:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 CHUNK = 1 << 24  # bytes hashed at a time
-_NOT_THE_MODEL = ("transformers_version", "dtype", "torch_dtype")  # where and how it was loaded
+_NOT_THE_MODEL = ("transformers_version", "architectures", "dtype", "torch_dtype")
+"""Set by saving or loading."""
 
 
 def fingerprint(model: Any) -> str:

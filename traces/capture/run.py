@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from moetier.traces.capture.describe import describe, model_name
 from moetier.traces.capture.fingerprint import fingerprint
+from moetier.traces.capture.hidden import HiddenWriter, valid_rows
 from moetier.traces.capture.hook import ExpertsCall, attach
 from moetier.traces.capture.nbytes import FORMATS, dense_bytes, expert_bytes, stored_dtype
 from moetier.traces.capture.probe import Probe, probe
@@ -48,15 +49,13 @@ def capture(
         out: The trace; it appears when everything is captured.
         max_new_tokens: Tokens to generate for each prompt, fewer if it ends by itself.
         batch_size: Prompts that run together.
-        hidden: Reserved for storing what the routers read.
+        hidden: Also store what each router read, see `moetier.traces.capture.hidden`.
         seed: Seeds torch for this call; the global state is put back.
         progress: Called with (prompts done, prompts in all) after each batch.
 
     Raises:
         InputError: The model's routing cannot be seen, or the arguments cannot be used.
     """
-    if hidden:
-        raise InputError("hidden states are not captured yet", way_out="leave out --hidden")
     if max_new_tokens < 1 or batch_size < 1 or not prompts:
         raise InputError(
             f"{len(prompts)} prompts, {max_new_tokens} new tokens, batches of {batch_size}",
@@ -70,8 +69,10 @@ def capture(
             torch.manual_seed(seed)
             seen = probe(model)
             header = _header(model, tokenizer, prompts, seen, seed)
-            with TraceWriter(Path(out), header) as writer:
-                recorder = _Recorder(seen, writer)
+            with ExitStack() as stack:
+                router_inputs = stack.enter_context(HiddenWriter(out)) if hidden else None
+                writer = stack.enter_context(TraceWriter(out, header))
+                recorder = _Recorder(seen, writer, router_inputs)
                 for first in range(0, len(encoded), batch_size):
                     batch = encoded[first : first + batch_size]
                     _generate(model, batch, first, max_new_tokens, recorder)
@@ -85,8 +86,8 @@ def capture(
 class _Recorder:
     """Writes the rows of each forward pass, counting passes over the whole trace."""
 
-    def __init__(self, seen: Probe, writer: TraceWriter) -> None:
-        self.gate, self.writer = seen.gate, writer
+    def __init__(self, seen: Probe, writer: TraceWriter, hidden: HiddenWriter | None) -> None:
+        self.gate, self.writer, self.hidden = seen.gate, writer, hidden
         self.step = -1
         self.progression: Progression | None = None
         self.tokens: Tokens | None = None
@@ -104,6 +105,14 @@ class _Recorder:
         if self.gate is not None and call.scores is not None:
             scores = self.gate.select(call.scores, call.moe_layer)
         self.writer.add(**rows(call, self.step, self.tokens, scores))
+        if self.hidden is not None:
+            if call.router_input is None:
+                raise InputError(
+                    f"the router at '{call.where.name}' is not found, so what it reads is unknown",
+                    way_out="leave out --hidden",
+                )
+            valid = torch.from_numpy(self.tokens.valid)
+            self.hidden.add(self.step, call.moe_layer, valid_rows(call.router_input, valid))
 
 
 def _generate(

@@ -229,3 +229,21 @@ def test_expert_parallelism_is_refused(build: Build) -> None:
 
     with pytest.raises(InputError, match="expert parallelism"), attach(model, print):
         pytest.fail("attached")
+
+
+def test_experts_outside_a_numbered_layer_are_refused(build: Build) -> None:
+    alone = torch.nn.ModuleDict({"experts": build("Mixtral").model.layers[0].mlp.experts})
+
+    with (
+        pytest.raises(InputError, match="'experts' are in no numbered layer"),
+        attach(alone, print),
+    ):
+        pytest.fail("attached")
+
+
+def test_two_experts_in_one_layer_are_refused(build: Build) -> None:
+    model = build("Mixtral")
+    model.model.layers[0].second = build("Mixtral").model.layers[0].mlp
+
+    with pytest.raises(InputError, match="two experts modules in one layer"), attach(model, print):
+        pytest.fail("attached")

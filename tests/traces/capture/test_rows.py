@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from moetier.traces.batch import DECODE, PREFILL
@@ -10,7 +13,9 @@ from moetier.traces.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moetier.traces.capture.rows import Progression  # noqa: E402  # needs torch
+from moetier.traces.capture.find import find_moe_layers  # noqa: E402  # needs torch
+from moetier.traces.capture.hook import ExpertsCall  # noqa: E402
+from moetier.traces.capture.rows import Progression, rows  # noqa: E402
 
 MASK = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
 
@@ -68,3 +73,13 @@ def test_a_piece_across_the_end_of_the_prompt_is_refused() -> None:
 
     with pytest.raises(InputError, match="columns 3 to 5"):
         batch.advance(torch.full((2, 2), 9))
+
+
+def test_a_layer_that_does_not_see_every_token_is_refused(build: Callable[..., Any]) -> None:
+    where = find_moe_layers(build("Mixtral"))[1]
+    tokens = Progression(0, MASK, eos=[]).advance(torch.full((2, 4), 9))
+    few = torch.zeros(7, 2)
+    call = ExpertsCall(0, where, torch.zeros(7, 32), few.long(), few, None, None)
+
+    with pytest.raises(InputError, match="MoE layer 1 got 7 tokens where the forward pass has 8"):
+        rows(call, 0, tokens, None)

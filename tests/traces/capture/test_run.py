@@ -257,3 +257,21 @@ def test_a_model_that_repeats_the_prefix_is_refused(
     with pytest.raises(InputError, match="with a cache"):
         capture(model, tokenizer, PROMPTS[:1], tmp_path / "t.parquet", max_new_tokens=3)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_fed_embeddings_is_refused(
+    tmp_path: Path, build: Build, tokenizer: Any
+) -> None:
+    model = build("Mixtral")
+    plain = model.prepare_inputs_for_generation
+
+    def embedded(input_ids: Any, **kwargs: Any) -> Any:
+        inputs = plain(input_ids, **kwargs)
+        ids = inputs.pop("input_ids")
+        return {**inputs, "inputs_embeds": model.get_input_embeddings()(ids)}
+
+    model.prepare_inputs_for_generation = embedded
+
+    with pytest.raises(InputError, match="without input_ids"):
+        capture(model, tokenizer, PROMPTS[:1], tmp_path / "t.parquet", max_new_tokens=3)
+    assert list(tmp_path.iterdir()) == []

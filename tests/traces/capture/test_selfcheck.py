@@ -125,3 +125,19 @@ def test_without_a_known_activation_it_is_refused() -> None:
 
     with pytest.raises(InputError, match="activation of SimpleNamespace"):
         expert_output(experts, 0, torch.zeros(1, 4))  # type: ignore[arg-type]  # a stand-in
+
+
+def test_a_norm_after_each_expert_is_applied() -> None:
+    experts = SimpleNamespace(
+        has_gate=False,
+        is_transposed=False,
+        has_bias=False,
+        has_post_expert_norm=True,
+        up_proj=torch.eye(4)[None].expand(2, 4, 4),
+        down_proj=torch.eye(4)[None].expand(2, 4, 4),
+        act_fn=torch.relu,
+        post_expert_norm=lambda x: x * 10,
+    )
+    made = expert_output(experts, 0, torch.tensor([[1.0, -1.0, 2.0, 0.0]]))  # type: ignore[arg-type]  # a stand-in
+
+    assert made.tolist() == [[10.0, 0.0, 20.0, 0.0]]
