@@ -19,7 +19,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 END = "\n"
 """What ends an answer, and so separates items that follow each other."""
 
-ALPHABET = END + " " + "0123456789" + LETTERS + "=,;?:-"
+ALPHABET = END + " " + "0123456789" + LETTERS + "=,:-"
 """Every character that a prompt or an answer may hold."""
 
 TEST_SHARE = 10
@@ -130,8 +130,8 @@ def _look(rng: random.Random) -> tuple[str, str]:
     keys = rng.sample(LETTERS, rng.randint(2, 4))
     values = [rng.choice("0123456789") for _ in keys]
     wanted = rng.randrange(len(keys))
-    pairs = ",".join(f"{key}:{value}" for key, value in zip(keys, values, strict=True))
-    return f"{pairs};{keys[wanted]}?", values[wanted]
+    pairs = "".join(key + value for key, value in zip(keys, values, strict=True))
+    return f"{pairs},{keys[wanted]}", values[wanted]
 
 
 def _finite(name: str, table: Sequence[tuple[str, str]]) -> Task:

@@ -30,8 +30,8 @@ def first_training(n: int, seed: int = 0) -> list[Item]:
 
 
 def solve_look(question: str) -> str:
-    pairs, wanted = question.split(";")
-    return dict(pair.split(":") for pair in pairs.split(","))[wanted.rstrip("?")]
+    pairs, wanted = question.split(",")
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))[wanted]
 
 
 def solve_count(question: str) -> str:
