@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
 
-from moetier.traces.capture.find import MoeLayer
+from moetier.traces.capture.find import MoeLayer, dense_layers
 from moetier.traces.capture.probe import Probe
 from moetier.traces.geometry import AttentionKind, Geometry
 
@@ -20,6 +21,7 @@ ATTENTION: dict[str, AttentionKind] = {
     "conv": "linear",
     "mamba": "linear",
 }
+_QUERY_NORM = ("q_norm", "query_layernorm", "q_layernorm")
 _DOWN = ("down_proj", "w2", "output_linear")  # what the last matrix of an MLP is called
 
 
@@ -48,6 +50,7 @@ def describe(model: Any, probe: Probe) -> Geometry:
         heads=heads,
         kv_heads=_number(config, "num_key_value_heads") or heads,
         head_dim=head_dim,
+        qk_norm=_normalises_heads((where.decoder for where in probe.layers), head_dim),
         kv_lora=_number(config, "kv_lora_rank"),
         rope_dim=_number(config, "qk_rope_head_dim"),
         vocab=_number(config, "vocab_size"),
@@ -86,12 +89,18 @@ def _shared_width(where: MoeLayer) -> int:
 
 def _dense_width(model: nn.Module, layers: list[MoeLayer]) -> int | None:
     """Return the width of the MLP of a layer without routed experts, None if there is none."""
-    stack = layers[0].name[: layers[0].name.index(f".{layers[0].layer}.")]
-    routed = {where.layer for where in layers}
-    for index, decoder in enumerate(model.get_submodule(stack).children()):
-        if index not in routed and (width := _mlp_width(decoder)):
-            return width
-    return None
+    widths = (_mlp_width(decoder) for decoder in dense_layers(model, layers))
+    return next((width for width in widths if width), None)
+
+
+def _normalises_heads(decoders: Iterable[nn.Module], head_dim: int | None) -> bool:
+    """Tell whether some attention normalises its queries, each head on its own."""
+    return any(
+        name.rpartition(".")[2] in _QUERY_NORM
+        and any(value.numel() == head_dim for value in part.parameters(recurse=False))
+        for decoder in decoders
+        for name, part in decoder.named_modules()
+    )
 
 
 def _mlp_width(module: nn.Module | None) -> int | None:

@@ -78,6 +78,14 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
     ]
 
 
+def dense_layers(model: nn.Module, layers: list[MoeLayer]) -> list[nn.Module]:
+    """Return the decoder layers of *model* without routed experts, in order."""
+    stack = layers[0].name[: layers[0].name.index(f".{layers[0].layer}.")]
+    routed = {where.layer for where in layers}
+    children = enumerate(model.get_submodule(stack).children())
+    return [decoder for index, decoder in children if index not in routed]
+
+
 def is_experts(module: nn.Module) -> bool:
     """Tell whether *module* is dispatched by the experts interface of transformers."""
     return hasattr(module, "_is_expert_parallel") and hasattr(module, "is_transposed")

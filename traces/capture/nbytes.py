@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from moetier.traces.capture.find import MoeLayer
+from moetier.traces.capture.find import MoeLayer, dense_layers
 
 FORMATS = {
     torch.float32: "fp32",
@@ -60,6 +60,14 @@ def dense_bytes(layers: list[MoeLayer], dtype: torch.dtype) -> list[int]:
         rest = (value for value in where.decoder.parameters() if id(value) not in routed)
         result.append(sum(_nbytes(value, layers, dtype) for value in rest))
     return result
+
+
+def dense_layer_bytes(model: nn.Module, layers: list[MoeLayer], dtype: torch.dtype) -> list[int]:
+    """Return the bytes of each decoder layer that holds no routed experts."""
+    return [
+        sum(_nbytes(value, layers, dtype) for value in decoder.parameters())
+        for decoder in dense_layers(model, layers)
+    ]
 
 
 def _nbytes(value: nn.Parameter, layers: list[MoeLayer], dtype: torch.dtype) -> int:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moetier.traces.capture.describe import describe, model_name
-from moetier.traces.capture.fingerprint import fingerprint
+from moetier.traces.capture.header import build_header
 from moetier.traces.capture.hidden import HiddenWriter, valid_rows
 from moetier.traces.capture.hook import ExpertsCall, attach
-from moetier.traces.capture.nbytes import FORMATS, dense_bytes, expert_bytes, stored_dtype
 from moetier.traces.capture.probe import Probe, probe
-from moetier.traces.capture.prompts import prompts_sha256
 from moetier.traces.capture.rows import Progression, Tokens, rows
 from moetier.traces.errors import InputError
 from moetier.traces.io import TraceWriter
-from moetier.traces.schema import Header, Provenance
 
 
 def capture(
@@ -68,7 +63,7 @@ def capture(
         with torch.random.fork_rng(), torch.no_grad(), _greedy(model, tokenizer):
             torch.manual_seed(seed)
             seen = probe(model)
-            header = _header(model, tokenizer, prompts, seen, seed)
+            header = build_header(model, tokenizer, prompts, seen, seed)
             with ExitStack() as stack:
                 router_inputs = stack.enter_context(HiddenWriter(out)) if hidden else None
                 writer = stack.enter_context(TraceWriter(out, header))
@@ -169,40 +164,3 @@ def _greedy(model: Any, tokenizer: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = kept
-
-
-def _header(model: Any, tokenizer: Any, prompts: Sequence[str], seen: Probe, seed: int) -> Header:
-    dtype = stored_dtype(model, seen.layers)
-    name = FORMATS.get(dtype, str(dtype).removeprefix("torch."))
-    geometry = describe(model, seen)
-    return Header(
-        geometry=geometry,
-        weights=name,
-        expert_bytes={name: expert_bytes(seen.layers, dtype)},
-        dense_bytes=dense_bytes(seen.layers, dtype),
-        score_kind=seen.score_kind,
-        unknown=[] if seen.gate is not None else ["router scores"],
-        provenance=Provenance(
-            kind="captured",
-            model=model_name(model),
-            model_fingerprint=fingerprint(model),
-            tokenizer=type(tokenizer).__name__,
-            prompts_sha256=prompts_sha256(prompts),
-            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-            seed=seed,
-            versions={
-                "moetier": _version("moetier"),
-                "torch": torch.__version__,
-                "transformers": _version("transformers"),
-            },
-            note=f"experts implementation: {_implementation(model)}",
-        ),
-    )
-
-
-def _implementation(model: Any) -> str:
-    return str(getattr(model.config.get_text_config(), "_experts_implementation", None))
-
-
-def _version(package: str) -> str:
-    return version(package)

@@ -17,7 +17,9 @@ from moetier.traces.geometry import Geometry
 
 Build = Callable[..., Any]
 EXPECTED: dict[str, dict[str, Any]] = {
-    "Mixtral": {"moe_layers": [0, 1], "attention": None, "sliding_window": None},
+    "Qwen3Moe": {"qk_norm": True, "norm_topk": True},
+    "Olmoe": {"qk_norm": False},  # it normalises all heads together
+    "Mixtral": {"qk_norm": False, "moe_layers": [0, 1], "attention": None, "sliding_window": None},
     "DeepseekV3": {
         "moe_layers": [1],
         "kv_lora": 8,

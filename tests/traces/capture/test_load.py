@@ -138,6 +138,18 @@ def test_a_device_map_is_passed_on(checkpoint: Path) -> None:
     assert not model.training
 
 
+def test_a_model_that_also_reads_images_is_captured(
+    tmp_path: Path, build: Build, tokenizer: Any
+) -> None:
+    build("Qwen3VLMoe").save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    model, _ = load_model(str(tmp_path))
+    out = capture(model, tokenizer, PROMPTS, tmp_path / "t.parquet", max_new_tokens=2)
+
+    assert type(model).__name__ == "Qwen3VLMoeForConditionalGeneration"
+    assert TraceReader(out).validate() > 0
+
+
 @pytest.mark.parametrize("content", [{}, {"model_type": "no-such-family"}])
 def test_a_folder_that_is_no_checkpoint_is_refused(content: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))

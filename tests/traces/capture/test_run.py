@@ -193,6 +193,8 @@ def test_header_of_a_model_with_shared_experts_and_dense_layers(
     assert header.weights == "fp32"
     assert header.expert_bytes == {"fp32": [3 * 32 * 16 * 4] * 2}
     decoder = sum(p.numel() for p in model.model.layers[0].parameters()) * 4
+    dense = sum(p.numel() for p in model.model.layers[1].parameters()) * 4
+    assert header.dense_layer_bytes == [dense]
     assert header.dense_bytes == [decoder - 8 * 3 * 32 * 16 * 4] * 2
     assert provenance.model == "qwen2_moe"
     assert provenance.seed == 3
