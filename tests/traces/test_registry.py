@@ -1,0 +1,93 @@
+"""Tests of registries: look-up, suggestions and checked arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moetier.traces.errors import InputError
+from moetier.traces.registry import Parameter, Registry
+
+
+@pytest.fixture
+def registry() -> Registry[str]:
+    made: Registry[str] = Registry("greeting", "moetier.traces.models")
+
+    @made.register("hello")
+    def hello(name: str, times: int = 1, mark: str | None = None) -> str:
+        """Say hello.
+
+        Loudly.
+        """
+        return f"hello {name}{mark or ''} " * times
+
+    @made.register("bye")
+    class Bye(str):
+        pass
+
+    return made
+
+
+def test_names_are_sorted(registry: Registry[str]) -> None:
+    assert registry.names() == ["bye", "hello"]
+
+
+def test_an_unknown_name_suggests_the_nearest(registry: Registry[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        registry.get("helo", where="run.yaml")
+
+    assert str(caught.value) == (
+        "run.yaml: unknown greeting 'helo'; did you mean 'hello'? known: bye, hello"
+    )
+
+
+def test_a_name_cannot_be_taken_twice(registry: Registry[str]) -> None:
+    with pytest.raises(ValueError, match="greeting 'hello' is registered twice"):
+        registry.register("hello")(str)
+
+
+def test_arguments_are_converted(registry: Registry[str]) -> None:
+    assert registry.create("hello", {"name": "you", "times": "2"}) == "hello you hello you "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "parameter 'name': Field required"),
+        ({"name": "you", "loud": 1}, "its parameters are: name, times, mark"),
+        ({"name": "you", "times": "two"}, "parameter 'times': .* got 'two'"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    registry: Registry[str], arguments: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        registry.create("hello", arguments)
+
+
+def test_summary_and_parameters_come_from_the_function(registry: Registry[str]) -> None:
+    assert registry.summary("hello") == "Say hello."
+    assert registry.parameters("hello") == [
+        Parameter("name", "str", None),
+        Parameter("times", "int", "1"),
+        Parameter("mark", "str | None", "None"),
+    ]
+
+
+def test_a_file_dropped_into_the_package_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "dropped"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from moetier.traces.registry import Registry\nTHINGS = Registry('thing', __name__)\n"
+    )
+    (package / "one.py").write_text(
+        "from dropped import THINGS\n@THINGS.register('one')\ndef one() -> int:\n    return 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import dropped  # type: ignore[import-not-found]  # made above
+
+    assert dropped.THINGS.names() == ["one"]
+    assert dropped.THINGS.create("one", {}) == 1
