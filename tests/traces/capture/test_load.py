@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moetier.traces import formats
 from moetier.traces.capture import capture_model
 from moetier.traces.errors import InputError
 from moetier.traces.io import TraceReader
@@ -16,10 +17,17 @@ from moetier.traces.io import TraceReader
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moetier.traces.capture.find import find_moe_layers  # noqa: E402  # needs torch
+from moetier.traces.capture.describe import describe  # noqa: E402  # needs torch
+from moetier.traces.capture.find import find_moe_layers  # noqa: E402
 from moetier.traces.capture.fingerprint import fingerprint  # noqa: E402
 from moetier.traces.capture.load import load_model  # noqa: E402
-from moetier.traces.capture.nbytes import dense_bytes, expert_bytes, stored_dtype  # noqa: E402
+from moetier.traces.capture.nbytes import (  # noqa: E402
+    dense_bytes,
+    dense_layer_bytes,
+    expert_bytes,
+    stored_dtype,
+)
+from moetier.traces.capture.probe import probe  # noqa: E402
 from moetier.traces.capture.run import capture  # noqa: E402
 
 Build = Callable[..., Any]
@@ -84,6 +92,18 @@ def test_a_model_in_memory_counts_as_it_is(build: Build) -> None:
     assert stored_dtype(model, layers) == torch.float32
     one = 3 * 32 * 16 + 2 * 16 + 32  # matrices and biases
     assert expert_bytes(layers, torch.float32) == [4 * one] * 2
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "Glm4Moe"])  # without biases
+def test_counted_bytes_are_those_that_the_geometry_gives(name: str, build: Build) -> None:
+    model = build(name).to(torch.bfloat16)
+    found = probe(model)
+    geometry = describe(model, found)
+
+    assert expert_bytes(found.layers, torch.bfloat16) == formats.expert_bytes(geometry, "bf16")
+    assert dense_bytes(found.layers, torch.bfloat16) == formats.dense_bytes(geometry, "bf16")
+    others = dense_layer_bytes(model, found.layers, torch.bfloat16)
+    assert others == formats.dense_layer_bytes(geometry, "bf16")
 
 
 def test_the_fingerprint_says_the_same_of_a_copy_and_not_of_another(
