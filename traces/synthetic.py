@@ -185,6 +185,7 @@ class _Draw:
         layers, n_experts = geometry.n_moe_layers, geometry.n_experts
         shape = (n, spec.requests, layers, n_experts)
         noise = self.random.standard_exponential(shape, np.float32)
+        np.maximum(noise, np.finfo(np.float32).tiny, out=noise)  # one draw in some million is 0
         np.log(noise, out=noise)
         np.negative(noise, out=noise)
         if spec.layer_correlation:

@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("moetier", deadline=None)  # two shared cores keep no deadline
+settings.load_profile("moetier")
 
 
 @pytest.fixture(scope="session")
