@@ -39,7 +39,8 @@ class Energy:
         work = self._dense.of(rows["layer"], rows["phase"], rows["tokens"], rows["context"])
         main = rows["assignments"] - rows["cpu_assignments"]
         read = work.nbytes + rows["lookup_bytes"] - rows["cpu_bytes"] - rows["skipped_bytes"]
-        into = rows["fetch_bytes"] + rows["prefetch_bytes"] - rows["cancelled_bytes"]
+        withdrawn = rows["cancelled_bytes"] + rows["dropped_bytes"]
+        into = rows["fetch_bytes"] + rows["prefetch_bytes"] - withdrawn
         below, demoted = rows["lower_bytes"], rows["demoted_bytes"]
         fast, second = h.tiers[0], h.tiers[1]
         compute = (work.ops + main * self._expert_ops) * h.main.energy

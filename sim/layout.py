@@ -59,3 +59,9 @@ class Layout:
         if self.each:
             return self.each * len(slices)
         return sum(map(self.nbytes.__getitem__, slices))
+
+    def layer_size(self, slices: Sequence[int]) -> int:
+        """Return the bytes of *slices* of one layer, which for whole experts all have one size."""
+        if self.n_parts == 1:
+            return len(slices) * self.nbytes[slices[0]] if slices else 0
+        return self.size(slices)

@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 _SUMMED = (
     "tokens", "assignments", "lookups", "misses", "late_hits", "compulsory", "skipped", "cpu", "lookup_bytes",
     "miss_bytes", "fetch_bytes", "lower_lookups", "lower_hits", "lower_bytes", "prefetch_issued",
-    "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes", "cancelled_bytes", "demoted_bytes",
+    "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes", "cancelled_bytes", "dropped_bytes", "demoted_bytes",
     "warmup_bytes", "wait_ns", "copy_ns", "dense_ns", "expert_ns",
     *(f"energy_{name}_pj" for name in COMPONENTS),
 )  # fmt: skip
@@ -95,7 +95,7 @@ class Metrics:
             "bytes_read_total": _read(total),
             "bytes_per_token": _ratio(_read(dec), int(lockstep.sum())),
             "demand_bytes": total["fetch_bytes"],
-            "prefetch_bytes": total["prefetch_bytes"] - total["cancelled_bytes"],
+            "prefetch_bytes": _brought(total),
             "lower_bytes": total["lower_bytes"],
             "warmup_bytes": total["warmup_bytes"],
             "stall_share": _ratio(dec["wait_ns"], int(decode[:, 2].sum())),
@@ -133,7 +133,12 @@ def summarise(blocks: list[Columns], warmup_steps: int = 0) -> dict[str, Any]:
 
 
 def _read(sums: dict[str, int]) -> int:
-    return sums["fetch_bytes"] + sums["prefetch_bytes"] - sums["cancelled_bytes"]
+    return sums["fetch_bytes"] + _brought(sums)
+
+
+def _brought(sums: dict[str, int]) -> int:
+    """Return the bytes that prefetches really moved: what was withdrawn or dropped never did."""
+    return sums["prefetch_bytes"] - sums["cancelled_bytes"] - sums["dropped_bytes"]
 
 
 def _hit(sums: dict[str, int]) -> float | None:

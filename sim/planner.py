@@ -6,7 +6,8 @@ thus never depend on timing, unless a policy asks the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -108,11 +109,15 @@ class Planner:
         cancelled = self._expire(layer, needed) if self._ahead[layer] else ()
         resident = top.resident
         missing = [s for s in needed if s not in resident]
-        plan = LayerPlan(batch, needed, missing, missing, cancelled=cancelled)
+        plan = LayerPlan(batch, needed, missing)
+        if cancelled:
+            plan.cancelled = cancelled
         if missing:
             if self._fresh:
-                plan.compulsory = len(self._fresh.intersection(missing))
-                self._fresh.difference_update(missing)
+                fresh = self._fresh.intersection(missing)
+                if fresh:
+                    plan.compulsory = len(fresh)
+                    self._fresh -= fresh
             if self._resolves:
                 recency = self._resolve(plan, recency)
             if self._lower is not None:
@@ -187,25 +192,23 @@ class Planner:
         candidates = self.policy.prefetch.candidates(plan.batch, plan.needed)
         if not candidates:
             return []
-        top, nbytes, layer_of = self._top, self.layout.nbytes, self.layout.layer_of
+        top = self._top
         wanted = [s for s in dict.fromkeys(candidates) if s not in top.resident]
         if not wanted:
             return []
         room = top.capacity - self._pinned_bytes - self.layout.size(pinned)
-        admitted = []
-        for s in wanted:
-            if nbytes[s] > room and not top.eviction.ignores_capacity:
-                break
-            room -= nbytes[s]
-            admitted.append(s)
-            self._ahead[layer_of(s)].append(s)
+        admitted = wanted
+        if self.layout.size(wanted) > room and not top.eviction.ignores_capacity:
+            admitted = list(self._fitting(wanted, room))
         if not admitted:
             return []
+        for layer, group in groupby(admitted, self.layout.layer_of):
+            self._ahead[layer].extend(group)
         self._pinned.update(admitted)
         self._pinned_bytes += self.layout.size(admitted)
         self._fresh.difference_update(admitted)
         if self._lower is not None:
-            uncounted = LayerPlan(plan.batch, [], [], [])
+            uncounted = LayerPlan(plan.batch, [], [])
             hops = plan.prefetch_hops = self._bring_up(uncounted, admitted)
             for s, n in zip(admitted, hops, strict=True):
                 (self._deep.add if n > 1 else self._deep.discard)(s)
@@ -214,6 +217,14 @@ class Planner:
         plan.prefetch = admitted
         plan.peak = max(plan.peak, top.used)
         return top.trim(self._pinned.union(pinned)) if top.used > top.capacity else []
+
+    def _fitting(self, wanted: list[int], room: int) -> Iterator[int]:
+        """Yield *wanted* slices, the first ones first, until one does not fit in *room* bytes."""
+        for s in wanted:
+            room -= self.layout.nbytes[s]
+            if room < 0:
+                return
+            yield s
 
     def _expire(self, layer: int, needed: list[int]) -> Sequence[int]:
         """Unpin what was brought early for *layer*, which runs now; return what was withdrawn."""

@@ -41,7 +41,9 @@ RARE = (
     "lower_lookups", "lower_hits",
     "lower_bytes",  # read from below the second tier, demanded or not
     "prefetch_issued", "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes",
-    "cancelled_bytes", "demoted_bytes", "warmup_bytes",
+    "cancelled_bytes",
+    "dropped_bytes",  # prefetches that left the plan while they were queued
+    "demoted_bytes", "warmup_bytes",
 )  # fmt: skip
 ENERGY = tuple(f"energy_{name}_pj" for name in COMPONENTS)
 SCHEMA = pa.schema([pa.field(name, pa.int64()) for name in (*COMMON, *RARE, *ENERGY)])
@@ -59,7 +61,7 @@ class Recorder:
         self, layout: Layout, energy: Energy, sinks: list[OnColumns], block_rows: int = 1 << 15
     ) -> None:
         """Begin with no rows; hand on *block_rows* rows at a time."""
-        self._size, self._nbytes, self._plain = layout.size, layout.nbytes, layout.n_parts == 1
+        self._size, self._layer_size, self._nbytes = layout.size, layout.layer_size, layout.nbytes
         self._energy, self._sinks = energy, sinks
         self._rows = array("q")  # COMMON, batch after batch
         self._rare = array("q")  # row number, then RARE
@@ -68,20 +70,16 @@ class Recorder:
     def add(self, plan: LayerPlan, timing: LayerTiming) -> None:
         """Add one batch."""
         batch, needed = plan.batch, plan.needed
-        start, dense, wait, copy, experts, end, late = timing
+        start, dense, wait, copy, experts, end, late, dropped = timing
         lookups, misses = len(needed), len(plan.missing)
-        if self._plain and needed:  # one layer, one part: one size
-            each = self._nbytes[needed[0]]
-            lookup_bytes, fetch_bytes = lookups * each, len(plan.fetch) * each
-            miss_bytes = misses * each
-        else:
-            lookup_bytes, fetch_bytes = self._size(needed), self._size(plan.fetch)
-            miss_bytes = self._size(plan.missing)
+        lookup_bytes, miss_bytes = self._layer_size(needed), self._layer_size(plan.missing)
+        fetch_bytes = miss_bytes if plan.fetch is plan.missing else self._layer_size(plan.fetch)
         if (
             plan.prefetch or plan.prefetch_used or plan.prefetch_wasted or plan.cancelled
             or plan.cpu or plan.skip or plan.lower_lookups or plan.demoted or plan.warmup_bytes
+            or dropped
         ):  # fmt: skip
-            self._add_rare(plan)
+            self._add_rare(plan, dropped)
         self._rows.extend((
             batch.step, batch.phase, batch.layer, batch.n_tokens, batch.context,
             len(batch.experts) - plan.skip_assignments,
@@ -109,14 +107,14 @@ class Recorder:
         for sink in self._sinks:
             sink(columns)
 
-    def _add_rare(self, plan: LayerPlan) -> None:
+    def _add_rare(self, plan: LayerPlan, dropped: int) -> None:
         size = self._size
         self._rare.extend((
             len(self._rows) // len(COMMON),
             len(plan.skip), size(plan.skip), len(plan.cpu), size(plan.cpu), plan.cpu_assignments,
             plan.lower_lookups, plan.lower_hits, self._from_below(plan),
             len(plan.prefetch), size(plan.prefetch), plan.prefetch_used, plan.prefetch_wasted,
-            size(plan.cancelled), size(plan.demoted), plan.warmup_bytes,
+            size(plan.cancelled), dropped, size(plan.demoted), plan.warmup_bytes,
         ))  # fmt: skip
 
     def _from_below(self, plan: LayerPlan) -> int:

@@ -62,12 +62,12 @@ class Cache:
         return left, came
 
     def _drop(self, slices: Sequence[int], spared: Collection[int]) -> None:
-        gone = self.resident.intersection(slices)
-        if len(gone) < len(slices) or not gone.isdisjoint(spared):
-            wrong = [s for s in slices if s in spared or s not in self.resident] or list(slices)
+        """Remove *slices*, which must be resident, named once and not *spared*."""
+        before = len(self.resident)
+        self.resident.difference_update(slices)
+        if len(self.resident) != before - len(slices) or any([s in spared for s in slices]):
             raise RuntimeError(
-                f"{type(self.eviction).__name__} evicts slices that are in use, not resident or named "
-                f"twice: {wrong}"
+                f"{type(self.eviction).__name__} evicts {list(slices)}, of which some are in use, not "
+                "resident or named twice"
             )
-        self.resident -= gone
         self.used -= self._size(slices)

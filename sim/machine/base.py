@@ -24,6 +24,7 @@ class LayerTiming(NamedTuple):
     experts: int
     end: int
     late: int  # needed slices that a prefetch had under way but not landed
+    dropped: int = 0  # bytes of queued prefetches that left the plan before they started
 
 
 @dataclass(frozen=True, slots=True)

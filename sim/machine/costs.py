@@ -41,15 +41,23 @@ class Costs:
         self._host = main.host_time_per_layer
         self._kinds = _kinds(dense)
         self._dense_memo: dict[tuple[int, int, int, int], int] = {}
+        self._shape = (-1, 0, 0)
+        self._of_kind: list[int] = []
         self._expert_memo: dict[tuple[int, int], int] = {}
 
     def dense_ns(self, batch: LayerBatch) -> int:
         """Return the time of the dense part of *batch*."""
-        key = (self._kinds[batch.layer], batch.phase, batch.n_tokens, batch.context)
-        found = self._dense_memo.get(key)
-        if found is None:
-            self._look_ahead(batch)
-            found = self._dense_memo[key]
+        shape = (batch.phase, batch.n_tokens, batch.context)
+        if shape != self._shape:  # the layers of a step share their shape
+            self._shape = shape
+            self._of_kind = [-1] * len(self._kinds)
+        kind = self._kinds[batch.layer]
+        found = self._of_kind[kind]
+        if found < 0:
+            key = (kind, *shape)
+            if key not in self._dense_memo:
+                self._look_ahead(batch)
+            found = self._of_kind[kind] = self._dense_memo[key]
         return found
 
     def _look_ahead(self, batch: LayerBatch) -> None:
@@ -74,15 +82,11 @@ class Costs:
 
     def expert_ns(self, plan: LayerPlan) -> tuple[int, int]:
         """Return the time of a batch's experts on the main processor, and on the CPU."""
-        needed, layout = plan.needed, self.layout
-        total = (
-            len(needed) * layout.nbytes[needed[0]]
-            if layout.n_parts == 1 and needed
-            else (layout.size(needed))
-        )
-        assigned = len(plan.batch.experts)
+        layout = self.layout
+        total, assigned = layout.layer_size(plan.needed), len(plan.batch.experts)
         if not plan.cpu and not plan.skip:
-            return self._experts(total, assigned), 0
+            found = self._expert_memo.get((total, assigned))
+            return (self._experts(total, assigned) if found is None else found), 0
         cpu_bytes = layout.size(plan.cpu)
         main = self._experts(
             total - cpu_bytes - layout.size(plan.skip),
@@ -94,13 +98,11 @@ class Costs:
         return main, self._cpu.ns(plan.cpu_assignments * self.expert_ops, cpu_bytes)
 
     def _experts(self, nbytes: int, assigned: int) -> int:
-        found = self._expert_memo.get((nbytes, assigned))
-        if found is None:
-            if len(self._expert_memo) >= _MEMO_LIMIT:
-                self._expert_memo.clear()
-            found = self._main.ns(assigned * self.expert_ops, nbytes) if assigned else 0
-            self._expert_memo[nbytes, assigned] = found
-        return found
+        if len(self._expert_memo) >= _MEMO_LIMIT:
+            self._expert_memo.clear()
+        took = self._main.ns(assigned * self.expert_ops, nbytes) if assigned else 0
+        self._expert_memo[nbytes, assigned] = took
+        return took
 
 
 class Roofline:

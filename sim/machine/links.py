@@ -5,14 +5,17 @@ starts those that began before a given time. That is exact because only two thin
 link from outside, a demand and a prefetch that joins the queue, and both first advance it to their own time.
 
 Rules: a transfer that has started is never stopped. A demand goes ahead of every queued prefetch,
-also of one that could start in the same nanosecond. A transfer's rate is fixed when it starts, by the
-number of lanes busy from then on; transfers that start together count each other.
+also of one that could start in the same nanosecond. A transfer's rate is fixed when it starts, by
+the number of lanes busy from then on; transfers that start together count each other. A queued
+prefetch whose slice has left the plan has nowhere to land: it goes no further than the tier below,
+and is dropped where it would only have gone on.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice, takewhile
 from operator import attrgetter
 
 from moetier.sim.hardware import Link as LinkSpec
@@ -58,16 +61,16 @@ by_ready = attrgetter("ready")
 class LinkTime:
     """The lanes of one link, and the prefetches that wait for them."""
 
-    __slots__ = ("_cost", "_on_start", "_spec", "busy", "free", "queue", "single")
+    __slots__ = ("_cost", "_on_start", "_spec", "busy", "free", "queue")
 
     def __init__(self, spec: LinkSpec, on_start: OnStart | None = None) -> None:
         """Begin idle at time 0; *on_start* hears of every transfer that starts."""
         self._spec, self._on_start = spec, on_start
         self.free = [0] * spec.lanes  # when each lane has finished what it was given
-        self.queue: list[Transfer] = []  # by ready time, then by arrival
+        # Waiting prefetches by ready time, then by arrival; any can leave at once.
+        self.queue: OrderedDict[Transfer, None] = OrderedDict()
         self.busy = 0  # ns, summed over lanes
         self._cost: dict[tuple[int, int], int] = {}
-        self.single = spec.lanes == 1 and on_start is None
 
     def copy_ns(self, nbytes: int, active: int) -> int:
         """Return how long a transfer takes while *active* lanes are busy."""
@@ -75,17 +78,6 @@ class LinkTime:
         if found is None:
             found = self._cost[nbytes, active] = self._spec.copy_ns(nbytes, active)
         return found
-
-    def demand_all(self, at: int, nbytes: int, count: int) -> int:
-        """Serve *count* demanded transfers of *nbytes* on a single-lane link; return the last end.
-
-        The common case of a layer's misses, without an object for each.
-        """
-        took = count * self.copy_ns(nbytes, 1)
-        self.busy += took
-        begin = self.free[0]
-        self.free[0] = end = (at if at > begin else begin) + took
-        return end
 
     def demand(self, at: int, transfers: list[Transfer]) -> None:
         """Start *transfers*, all ready at *at*, ahead of the queue; the link has been advanced."""
@@ -96,26 +88,30 @@ class LinkTime:
 
     def enqueue(self, transfer: Transfer) -> None:
         """Queue a prefetch behind all that are ready no later."""
-        if self.queue and self.queue[-1].ready > transfer.ready:
-            insort(self.queue, transfer, key=by_ready)
-        else:
-            self.queue.append(transfer)
+        queue = self.queue
+        unordered = bool(queue) and next(reversed(queue)).ready > transfer.ready
+        queue[transfer] = None
+        if unordered:  # two lanes of the link before have overtaken each other
+            self.queue = OrderedDict.fromkeys(sorted(queue, key=by_ready))
+
+    def withdraw(self, transfer: Transfer) -> None:
+        """Take a prefetch that has not started out of the queue."""
+        del self.queue[transfer]
 
     def advance(self, to: int) -> Iterable[Transfer]:
         """Start every queued prefetch whose turn came before *to*; return them."""
         if not self.queue:
             return ()
-        lanes, queue, begun = self.free, self.queue, 0
-        while begun < len(queue):
-            now = max(min(lanes), queue[begun].ready)
+        started: list[Transfer] = []
+        while self.queue:
+            now = max(min(self.free), next(iter(self.queue)).ready)
             if now >= to:
                 break
-            ready = begun + 1
-            while ready < len(queue) and queue[ready].ready <= now:
-                ready += 1
-            begun += self._start(now, queue[begun:ready])
-        started = queue[:begun]
-        del queue[:begun]
+            ready = takewhile(lambda t: t.ready <= now, self.queue)  # noqa: B023  (used at once)
+            group = list(islice(ready, len(self.free)))
+            for transfer in group[: self._start(now, group)]:
+                del self.queue[transfer]
+                started.append(transfer)
         return started
 
     def _start(self, now: int, waiting: list[Transfer]) -> int:

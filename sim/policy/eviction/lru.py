@@ -28,14 +28,19 @@ class LRU(Eviction):
             move(s)
 
     def victims(self, needed_bytes: int, pinned: Collection[int]) -> list[int]:
-        nbytes, chosen = self.context.layout.nbytes, []
-        for s in self._order:
-            if needed_bytes <= 0:
-                break
-            if s not in pinned:
+        nbytes, order = self.context.layout.nbytes, self._order
+        chosen: list[int] = []
+        spared: list[int] = []
+        while needed_bytes > 0 and order:
+            s, _ = order.popitem(last=False)
+            if s in pinned:
+                spared.append(s)
+            else:
                 chosen.append(s)
                 needed_bytes -= nbytes[s]
-        self.forget(chosen)
+        for s in reversed(spared):  # back to the front, in their old order
+            order[s] = None
+            order.move_to_end(s, last=False)
         return chosen
 
     def forget(self, slices: Sequence[int]) -> None:
