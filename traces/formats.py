@@ -113,7 +113,7 @@ def embedding_bytes(geometry: Geometry, weights: str) -> int:
 
 
 def head_bytes(geometry: Geometry, weights: str) -> int:
-    """Return the bytes of the LM head alone, read for every token whose logits are wanted; 0 if unknown."""
+    """Return the bytes of the LM head, read where a token's logits are wanted; 0 if unknown."""
     return matrix_bytes(geometry.vocab or 0, geometry.hidden or 0, _kinds(weights).head)
 
 

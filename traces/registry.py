@@ -97,7 +97,7 @@ class Registry(Generic[T]):
         return [
             Parameter(
                 key,
-                getattr(hint, "__name__", None) if isinstance(hint, type) else _spell(hint),
+                hint.__name__ if isinstance(hint, type) else _spell(hint),
                 None if default is inspect.Parameter.empty else repr(default),
             )
             for key, (hint, default) in _signature(self.get(name)).items()

@@ -24,9 +24,14 @@ def test_a_file_appears_only_when_the_block_ends(tmp_path: Path) -> None:
 def test_an_error_keeps_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "out.txt"
     target.write_text("old")
-    with pytest.raises(RuntimeError, match="half way"), replacing(target) as temporary:
-        temporary.write_text("ne")
-        raise RuntimeError("half way")
+
+    def stop_half_way() -> None:
+        with replacing(target) as temporary:
+            temporary.write_text("ne")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        stop_half_way()
 
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]

@@ -152,3 +152,16 @@ def test_real_traces_look_real(data: Path, tmp_path: Path) -> None:
     assert phone.decode_step.bytes_max == 822_804_480  # one token; LRU below it never hits
     assert phone.reuse == pytest.approx(0.379, abs=0.001)
     assert olmoe.reuse == pytest.approx(0.435, abs=0.001)
+
+
+def test_reuse_of_uneven_tokens_in_lockstep() -> None:
+    rows = [
+        (0, 1, 0, 0, 0, [1, 2]),
+        (1, 1, 0, 0, 0, [3, -1]),
+        (0, 1, 1, 1, 0, [1, 3]),
+        (1, 1, 1, 1, 0, [3, -1]),
+    ]
+    info = describe(trace(rows))
+
+    assert info.reuse == 2 / 3  # 1 of request 0's two, request 1's only one
+    assert info.lookups == 5

@@ -262,3 +262,12 @@ def test_a_thousand_tokens_of_a_large_model_take_less_than_two_seconds() -> None
 
     assert n == 48_000
     assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize(("n_experts", "top_k"), [(1, 1), (2, 1), (4, 4)])
+def test_the_smallest_models_work(n_experts: int, top_k: int) -> None:
+    geometry = Geometry(name="least", n_experts=n_experts, top_k=top_k, moe_layers=[0])
+    source = Synthetic(geometry, prompt=2, tokens=5, reuse=0.5, layer_correlation=0.5)
+
+    assert {len(set(batch.experts[:top_k])) for batch in source.batches()} == {top_k}
+    assert describe(source).decode_tokens == 5

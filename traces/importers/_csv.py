@@ -47,9 +47,10 @@ def read_tables(
     path: Path,
     needed: Mapping[str, type],
     optional: Mapping[str, type],
-    block_bytes: int | None = BLOCK_BYTES,
+    *,
+    whole: bool = False,
 ) -> Iterator[Table]:
-    """Yield the rows of the CSV at *path*; None for *block_bytes* reads it whole.
+    """Yield the rows of the CSV at *path*; in blocks, or *whole*.
 
     Lines that begin with `#` and empty lines are skipped; the first other line names the columns.
     The value `nan` is not known (NaN) in a float column and refused in an integer one.
@@ -73,14 +74,14 @@ def read_tables(
                     way_out="is it this format?",
                 )
         types = {name: kind for name, kind in {**needed, **optional}.items() if name in names}
-        while block := file.read(-1 if block_bytes is None else block_bytes):
+        while block := file.read(-1 if whole else BLOCK_BYTES):
             block += file.readline()
             texts = block.split(b"\n")
             if not texts[-1]:
                 texts.pop()
             lines = np.arange(line + 1, line + 1 + len(texts))
             line += len(texts)
-            if b"#" in block or b"\n\n" in block or b"\r" in block:
+            if b"#" in block or b"\r" in block or b"" in texts:
                 keep = [bool(t.strip()) and not t.startswith(b"#") for t in texts]
                 texts = [t.rstrip(b"\r") for t, kept in zip(texts, keep, strict=True) if kept]
                 lines, block = lines[keep], b"\n".join(texts)

@@ -48,16 +48,13 @@ def import_bigmoeonedge(source: Path, out: Path, model: str | None = None) -> He
     preamble = _read_preamble(source)
     survey = _survey(source, preamble)
     header = _header(source, preamble, survey, model)
-    tables = read_tables(source, NEEDED, OPTIONAL, **({} if survey.ordered else _WHOLE))
+    tables = read_tables(source, NEEDED, OPTIONAL, whole=not survey.ordered)
     with TraceWriter(out, header) as writer:
         n_steps = 0
         for table in _whole_steps(tables):
             rows, n_steps = _rows(source, table, header, n_steps)
             writer.add_columns(rows)
     return header
-
-
-_WHOLE: dict[str, Any] = {"block_bytes": None}
 
 
 @dataclass

@@ -302,6 +302,8 @@ def test_files_without_rows_or_model_are_refused(tmp_path: Path) -> None:
         imported(tmp_path, text_of([]))
     with pytest.raises(InputError, match=r"no '# model=\.\.\.' line"):
         imported(tmp_path, "# route_trace v1\n" + COLUMNS + "\n")
+    with pytest.raises(InputError, match=r"no column 'turn' \(found: nothing\)"):
+        imported(tmp_path, PREAMBLE)
 
 
 def test_a_named_model_must_fit(tmp_path: Path) -> None:
