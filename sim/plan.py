@@ -23,6 +23,7 @@ class LayerPlan:
     skip: Sequence[int] = ()
     prefetch: Sequence[int] = ()
     evicted: Sequence[int] = ()  # from the fastest tier, at the end of the batch
+    replaced: Sequence[int] = ()  # taken out by warm-up, before this batch
     demoted: Sequence[int] = ()  # exclusive tiers: evicted slices that are copied down
     cancelled: Sequence[int] = ()  # queued prefetches withdrawn before this batch
     fetch_hops: list[int] | None = None
@@ -36,6 +37,7 @@ class LayerPlan:
     lower_lookups: int = 0  # of the second tier, by this batch's demands
     lower_hits: int = 0
     warmup_bytes: int = 0  # brought by warm-up before this batch, not charged to time
+    rare: bool = False  # has it more than needed, missing, fetch and evicted?
     resident: int = 0  # bytes planned in the fastest tier after the batch
     peak: int = 0  # most bytes planned there during the batch
 

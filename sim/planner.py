@@ -91,27 +91,30 @@ class Planner:
         self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
         self._resolves = type(policy.miss).resolve is not Miss.resolve
         self._releases = type(self._top.eviction).release is not Eviction.release
+        self._rare = self._prefetches or self._resolves or self._lower is not None
+        self._needed, self._touch = policy.precision.needed, self._top.eviction.touch
         self._last_phase: int | None = None
         self._warmup_bytes = 0
+        self._replaced: list[int] = []
 
     def step(self, batch: LayerBatch) -> LayerPlan:
         """Decide one batch; the plan is final when it is returned."""
-        policy, top, layer = self.policy, self._top, batch.layer
+        top = self._top
         self._progress.batch += 1
         if batch.phase != self._last_phase:
             self._phase_begins(batch.phase)
         if self._routes:
-            batch = policy.routing.route(batch)
-        needed = recency = policy.precision.needed(batch)
+            batch = self.policy.routing.route(batch)
+        needed = recency = self._needed(batch)
         if batch.n_tokens != 1:  # fetched in order of first use, remembered in order of last use
             recency = list(dict.fromkeys(reversed(needed)))[::-1]
             needed = list(dict.fromkeys(needed))
-        cancelled = self._expire(layer, needed) if self._ahead[layer] else ()
+        cancelled = self._expire(batch.layer, needed) if self._pinned else ()
         resident = top.resident
         missing = [s for s in needed if s not in resident]
         plan = LayerPlan(batch, needed, missing)
-        if cancelled:
-            plan.cancelled = cancelled
+        if self._rare:
+            plan.rare, plan.cancelled = True, cancelled
         if missing:
             if self._fresh:
                 fresh = self._fresh.intersection(missing)
@@ -128,7 +131,7 @@ class Planner:
             used = self._early.intersection(needed)
             plan.prefetch_used = len(used)
             self._early -= used
-        top.eviction.touch(recency)
+        self._touch(recency)
         plan.peak = top.used
         evicted: list[int] = []
         if top.used > top.capacity:
@@ -141,9 +144,12 @@ class Planner:
             self._leave(plan, evicted)
         plan.resident = top.used
         if batch.phase == PREFILL:
-            policy.warmup.observe(needed)
+            self.policy.warmup.observe(needed)
         if self._warmup_bytes:
             plan.warmup_bytes, self._warmup_bytes = self._warmup_bytes, 0
+        if self._replaced:
+            plan.replaced, self._replaced = self._replaced, []
+            plan.rare = True
         if self._on_plan is not None:
             self._on_plan(plan)
         return plan
@@ -277,7 +283,7 @@ class Planner:
             ahead.clear()
         self._pinned.clear()
         self._pinned_bytes = 0
-        _left, came = self._top.replace(wanted)
+        self._replaced, came = self._top.replace(wanted)
         self._early.intersection_update(self._top.resident)
         self._fresh.difference_update(came)
         if self._lower is not None and self.exclusive:

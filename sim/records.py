@@ -30,10 +30,14 @@ COMMON = (
     "step", "phase", "layer", "tokens", "context",
     "assignments",  # (token, expert) pairs computed
     "lookups", "misses", "late_hits", "compulsory",
+    "resident_bytes", "peak_bytes",
+    "start_ns", "dense_ns", "wait_ns", "copy_ns", "expert_ns",
+)  # fmt: skip
+# Follow from the others, and are computed for a whole block at once.
+DERIVED = (
     "lookup_bytes", "miss_bytes",
     "fetch_bytes",  # demanded into the fastest tier
-    "resident_bytes", "peak_bytes",
-    "start_ns", "dense_ns", "wait_ns", "copy_ns", "expert_ns", "end_ns",
+    "end_ns",
 )  # fmt: skip
 # Zero for most batches of most policies, so kept only where they are not.
 RARE = (
@@ -46,7 +50,7 @@ RARE = (
     "demoted_bytes", "warmup_bytes",
 )  # fmt: skip
 ENERGY = tuple(f"energy_{name}_pj" for name in COMPONENTS)
-SCHEMA = pa.schema([pa.field(name, pa.int64()) for name in (*COMMON, *RARE, *ENERGY)])
+SCHEMA = pa.schema([pa.field(name, pa.int64()) for name in (*COMMON, *DERIVED, *RARE, *ENERGY)])
 
 OnColumns = Callable[[Columns], None]
 
@@ -61,32 +65,29 @@ class Recorder:
         self, layout: Layout, energy: Energy, sinks: list[OnColumns], block_rows: int = 1 << 15
     ) -> None:
         """Begin with no rows; hand on *block_rows* rows at a time."""
-        self._size, self._layer_size, self._nbytes = layout.size, layout.layer_size, layout.nbytes
+        self._size, self._nbytes = layout.size, layout.nbytes
+        self._each = np.array(layout.nbytes[:: layout.layer_slices])  # per layer, of whole experts
+        self._parts = layout.n_parts > 1
         self._energy, self._sinks = energy, sinks
         self._rows = array("q")  # COMMON, batch after batch
+        self._bytes = array("q")  # looked up and missed, where experts have parts
         self._rare = array("q")  # row number, then RARE
         self._full = block_rows * len(COMMON)
 
     def add(self, plan: LayerPlan, timing: LayerTiming) -> None:
         """Add one batch."""
-        batch, needed = plan.batch, plan.needed
-        start, dense, wait, copy, experts, end, late, dropped = timing
-        lookups, misses = len(needed), len(plan.missing)
-        lookup_bytes, miss_bytes = self._layer_size(needed), self._layer_size(plan.missing)
-        fetch_bytes = miss_bytes if plan.fetch is plan.missing else self._layer_size(plan.fetch)
-        if (
-            plan.prefetch or plan.prefetch_used or plan.prefetch_wasted or plan.cancelled
-            or plan.cpu or plan.skip or plan.lower_lookups or plan.demoted or plan.warmup_bytes
-            or dropped
-        ):  # fmt: skip
+        batch = plan.batch
+        start, dense, wait, copy, experts, _end, late, dropped = timing
+        if plan.rare or dropped:
             self._add_rare(plan, dropped)
+        if self._parts:
+            self._bytes.extend((self._size(plan.needed), self._size(plan.missing)))
         self._rows.extend((
             batch.step, batch.phase, batch.layer, batch.n_tokens, batch.context,
             len(batch.experts) - plan.skip_assignments,
-            lookups, misses, late, plan.compulsory,
-            lookup_bytes, miss_bytes, fetch_bytes,
+            len(plan.needed), len(plan.missing), late, plan.compulsory,
             plan.resident, plan.peak,
-            start, dense, wait, copy, experts, end,
+            start, dense, wait, copy, experts,
         ))  # fmt: skip
         if len(self._rows) >= self._full:
             self.flush()
@@ -102,10 +103,22 @@ class Recorder:
             given = np.frombuffer(self._rare, np.int64).reshape(-1, 1 + len(RARE)).T
             rare[:, given[0]] = given[1:]
         columns.update(zip(RARE, rare, strict=True))
+        columns.update(zip(DERIVED, self._derived(columns), strict=True))
         columns.update(zip(ENERGY, self._energy.of(columns), strict=True))
-        self._rows, self._rare = array("q"), array("q")
+        self._rows, self._bytes, self._rare = array("q"), array("q"), array("q")
         for sink in self._sinks:
             sink(columns)
+
+    def _derived(self, rows: Columns) -> tuple[npt.NDArray[np.int64], ...]:
+        """Return the columns of `DERIVED`; what is missed and neither skipped nor lent is fetched."""
+        if self._parts:
+            looked_up, missed = np.frombuffer(self._bytes, np.int64).reshape(-1, 2).T.copy()
+        else:
+            each = self._each[rows["layer"]]
+            looked_up, missed = rows["lookups"] * each, rows["misses"] * each
+        fetched = missed - rows["cpu_bytes"] - rows["skipped_bytes"]
+        end = rows["start_ns"] + rows["dense_ns"] + rows["wait_ns"] + rows["expert_ns"]
+        return looked_up, missed, fetched, end
 
     def _add_rare(self, plan: LayerPlan, dropped: int) -> None:
         size = self._size
@@ -143,7 +156,7 @@ class RecordWriter:
         self._file = pq.ParquetWriter(
             self._replacing.__enter__(),
             SCHEMA,
-            compression="zstd",
+            compression="lz4",
             use_dictionary=False,
             write_statistics=False,
         )
