@@ -1,0 +1,57 @@
+"""This module sets up matplotlib figures the same way for every plot: size, colours, legend, saving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from moetier.traces.errors import InputError
+from moetier.traces.files import replacing
+
+# Okabe and Ito's palette, which readers with colour blindness can tell apart.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MANY = 12  # entries in a legend; with more, the figure grows
+
+
+def new_figure(width: float = 7.0, height: float = 4.4, columns: int = 1) -> tuple[Any, Any]:
+    """Return a figure and its axes; raise `InputError` when matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError(
+            "figures need matplotlib, which is not installed", way_out="`pip install moetier[plots]`"
+        ) from None
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    axes = figure.subplots(1, columns)
+    for ax in [axes] if columns == 1 else axes:
+        ax.grid(True, color="0.9", lw=0.8)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def palette() -> Iterator[tuple[str, str]]:
+    """Yield pairs of colour and marker; a colour comes back with another marker."""
+    for at, color in enumerate(cycle(COLORS)):
+        yield color, MARKERS[(at + at // len(COLORS)) % len(MARKERS)]
+
+
+def place_legend(ax: Any, title: str | None) -> None:
+    """Put the legend beside the axes, where it covers nothing."""
+    handles, labels = ax.get_legend_handles_labels()
+    if not labels:
+        return
+    legend = ax.legend(
+        handles, labels, title=title, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False,
+        fontsize="small" if len(labels) < MANY else "x-small",
+    )  # fmt: skip
+    legend._legend_box.align = "left"
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write *figure* as PNG to *path*, whole or not at all; equal figures give equal bytes."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": None})

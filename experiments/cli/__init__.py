@@ -1,0 +1,47 @@
+"""This module is the command line. It imports no command's code before that command runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from moetier.experiments.cli import simulate, sweep
+from moetier.traces.errors import InputError
+
+
+class _Group(TyperGroup):
+    """Turns bad input into a message on stderr and exit status 2, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    name="moetier",
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Which experts of a Mixture-of-Experts model should live in which memory, and when should they move?",
+)
+
+
+@app.callback()
+def _app() -> None:
+    """Show help for the whole."""
+
+
+for _module in (simulate, sweep):
+    _module.add_to(app)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,165 @@
+"""This module is the schema of one run: what a YAML file or a point of a sweep may say."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    model_validator,
+)
+
+from moetier.experiments.files import find_file, inside
+from moetier.experiments.overrides import apply_overrides
+from moetier.sim.hardware import load_profile
+from moetier.sim.machine.hierarchy import build_hierarchy
+from moetier.sim.policy.compose import compose
+from moetier.sim.units import Bytes, Share, parse_bytes, parse_share
+from moetier.sim.yaml_input import check, read_yaml
+from moetier.traces.errors import InputError
+from moetier.traces.formats import FORMATS
+from moetier.traces.geometry import load_geometry
+
+SOURCES = ("trace", "synthetic", "live")
+SWEEP_KEYS = ("base", "sweep", "zip", "plots")
+
+
+def parse_capacity(value: object) -> int | Fraction:
+    """Return "2 GiB" in bytes and "25 %" as a fraction; raise `InputError` for anything else."""
+    if not isinstance(value, str):
+        raise InputError(f"expected a size such as '2 GiB' or a share such as '25 %', got {value!r}")
+    found = parse_share(value) if value.rstrip().endswith("%") else parse_bytes(value)
+    if not found:
+        raise InputError(f"must be above zero, got {value!r}; leave the tier out to take what is left")
+    return found
+
+
+def spell_capacity(value: int | Fraction) -> str:
+    """Write a capacity exactly, so that `parse_capacity` reads it back."""
+    kind = Share if isinstance(value, Fraction) else Bytes
+    spelled: str = TypeAdapter(kind).dump_python(value, mode="json")
+    return spelled
+
+
+def _known_format(value: object) -> object:
+    if value is not None and value not in FORMATS:
+        raise InputError(f"unknown weights {value!r}; known: {', '.join(FORMATS)}")
+    return value
+
+
+Capacity = Annotated[
+    int | Fraction,
+    BeforeValidator(parse_capacity),
+    PlainSerializer(spell_capacity, return_type=str, when_used="json"),
+]
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class SyntheticConfig(_Block):
+    """Made-up routing: see `moetier.traces.synthetic.Synthetic` for what the numbers mean."""
+
+    geometry: str  # the name of a published model
+    prompt: int = Field(default=0, ge=0)
+    tokens: int = Field(default=128, ge=0)
+    requests: int = Field(default=1, ge=1)
+    skew: float = Field(default=1.0, ge=0)
+    reuse: float = Field(default=0.3, ge=0, le=1)
+    layer_correlation: float = Field(default=0.0, ge=0, le=1)
+    seed: int = Field(default=0, ge=0)
+
+
+class MeasureConfig(_Block):
+    """What is measured: *warmup_steps* decode steps are left out of rates and means."""
+
+    warmup_steps: int = Field(default=0, ge=0)
+
+
+class RunConfig(_Block):
+    """One run: a source of routing, a machine and a policy. The keys are a contract."""
+
+    name: str | None = None
+    trace: str | None = None
+    synthetic: SyntheticConfig | None = None
+    live: str | None = None
+    model: str | None = None  # a published geometry, for what the trace does not know
+    hardware: str
+    weights: Annotated[str | None, BeforeValidator(_known_format)] = None
+    capacity: dict[str, Capacity] = Field(default_factory=dict)
+    policy: str | dict[str, Any] = "on-demand"
+    tiers: list[str] | None = None
+    exclusive: bool = False
+    seed: int = Field(default=0, ge=0)
+    popularity: str | None = None  # a trace whose counts a `static` part uses
+    measure: MeasureConfig = MeasureConfig()
+    kv_bytes: int = Field(default=2, ge=1, le=4)  # of one number in the key/value cache
+
+    @model_validator(mode="after")
+    def _one_source(self) -> RunConfig:
+        given = [key for key in SOURCES if getattr(self, key) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) or "none"
+            raise ValueError(f"expected one routing source of {', '.join(SOURCES)}, got {got}")
+        return self
+
+
+def read_mapping(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """Return the mapping that the YAML file *path* holds, with *overrides* such as `a.b=c` set."""
+    file = find_file(path)
+    data = read_yaml(file)
+    if not isinstance(data, dict):
+        raise InputError(
+            f"expected a mapping of keys, got {type(data).__name__}",
+            where=file,
+            way_out="experiments/configs/ has examples",
+        )
+    return apply_overrides(data, overrides or [])
+
+
+def load_run(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Return the run that the YAML file *path* describes; raise `InputError` for what is wrong.
+
+    *overrides* are texts `key.sub=value` whose values are YAML.
+    """
+    data = read_mapping(path, overrides)
+    if any(key in data for key in SWEEP_KEYS):
+        raise InputError("this is a sweep, not one run", where=path, way_out="use `moetier sweep`")
+    where = f"{path} with --set {' '.join(overrides)}" if overrides else str(path)
+    return check_run(data, where)
+
+
+def check_run(data: dict[str, Any], where: str) -> RunConfig:
+    """Return *data* as a run whose names all exist; *where* says where it was given."""
+    config = check(RunConfig, data, where)
+    with inside(where):
+        with inside("hardware"):
+            profile = load_profile(config.hardware)
+        cached = build_hierarchy(profile, config.tiers, config.exclusive).cached
+        compose(config.policy, cached)
+        if config.model is not None:
+            with inside("model"):
+                load_geometry(config.model)
+        if config.synthetic is not None:
+            with inside("synthetic.geometry"):
+                load_geometry(config.synthetic.geometry)
+        for key in ("trace", "popularity"):
+            if (file := getattr(config, key)) is not None:
+                with inside(key):
+                    find_file(file)
+    return config
+
+
+def policy_label(spec: str | dict[str, Any]) -> str:
+    """Return a short, readable name for a policy, for tables and legends."""
+    from moetier.sim.policy.compose import name_of
+
+    return name_of(spec).removeprefix("eviction=") if " " not in name_of(spec) else name_of(spec)

@@ -1,0 +1,89 @@
+"""This module prepares columns of results for figures: numbers, labels, groups. It draws nothing."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from moetier.experiments.config import parse_capacity
+from moetier.experiments.quantities import QUANTITIES, quantity
+from moetier.traces.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: values to plot (None where unknown), its title, and which way is better."""
+
+    values: list[float | None]
+    title: str
+    better: str | None
+    ticks: list[tuple[float, str]] | None = None  # of an axis of names, and of one of capacities
+
+
+def done_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of points that are done; raise `InputError` when there are none."""
+    rows = table[table["status"] == "done"].reset_index(drop=True)
+    if rows.empty:
+        raise InputError("no point is done, so there is nothing to draw")
+    return rows
+
+
+def check_column(table: pd.DataFrame, name: str | None, key: str) -> str:
+    """Return *name* if it is a column of *table*; otherwise say which are."""
+    if name is None:
+        raise InputError(f"{key}: this key is missing", way_out="name a metric or a config key")
+    if name not in table.columns:
+        known = [str(column) for column in table.columns if column not in ("error", "warnings")]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        names = ", ".join(n for n in known if n in QUANTITIES or "." in n)
+        raise InputError(f"{key}: no column '{name}'", way_out=f"{hint}known: {names}")
+    return name
+
+
+def axis(table: pd.DataFrame, name: str) -> Axis:
+    """Return the column *name* as an axis: numbers scaled to their unit, names as 0, 1, 2, ..."""
+    column = table[name]
+    about = quantity(name)
+    if name.startswith("capacity.") and all(isinstance(value, str) for value in column):
+        return _capacity_axis([str(value) for value in column], about.label)
+    try:
+        values = [_number(value) for value in column]
+    except (TypeError, ValueError):
+        names = list(dict.fromkeys(str(value) for value in column))
+        at = [float(names.index(str(value))) for value in column]
+        return Axis(list(at), about.label, None, [(float(i), n) for i, n in enumerate(names)])
+    scaled = [None if value is None else value / about.scale for value in values]
+    return Axis(scaled, about.title, about.better)
+
+
+def groups(table: pd.DataFrame, hue: str | None) -> list[tuple[str, list[int]]]:
+    """Return the row numbers of each value of the column *hue*, in order of appearance."""
+    if hue is None:
+        return [("", list(range(len(table))))]
+    found: dict[str, list[int]] = {}
+    for row, value in enumerate(table[hue]):
+        found.setdefault(str(value), []).append(row)
+    return list(found.items())
+
+
+def _capacity_axis(texts: list[str], label: str) -> Axis:
+    sizes = [parse_capacity(text) for text in texts]
+    if all(isinstance(size, Fraction) for size in sizes):
+        return Axis([float(size * 100) for size in sizes], f"{label} (% of all expert bytes)", "lower")
+    if any(isinstance(size, Fraction) for size in sizes):
+        raise InputError(
+            "sizes and shares cannot share an axis", way_out="use one of them, or capacity_bytes"
+        )
+    return Axis([float(size) / 2**30 for size in sizes], f"{label} (GiB)", "lower")
+
+
+def _number(value: Any) -> float | None:
+    if value is None or value != value:
+        return None
+    return float(value)

@@ -1,0 +1,139 @@
+"""This module draws the figures of a sweep, each with the table it was drawn from beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moetier.experiments.bars import breakdown
+from moetier.experiments.canvas import new_figure, palette, place_legend, save
+from moetier.experiments.figure_data import Axis, axis, check_column, done_rows, groups
+from moetier.experiments.files import inside
+from moetier.experiments.pareto import front
+from moetier.experiments.store import write_text
+from moetier.traces.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from moetier.experiments.sweep import PlotConfig
+
+ARROWS = {"lower": ("← lower is better", "↓ lower is better"), "higher": ("higher is better →",) * 2}
+
+
+def draw_all(
+    table: pd.DataFrame, plots: Sequence[PlotConfig], folder: Path, title: str
+) -> list[Path]:
+    """Draw *plots* of the results *table* into *folder* and return the figures' paths.
+
+    A figure is called after its kind; later ones of a kind are numbered: pareto.png, pareto-2.png.
+
+    Raises:
+        InputError: If a plot names a column that is not there, or nothing can be drawn.
+    """
+    rows = done_rows(table)
+    seen: dict[str, int] = {}
+    made = []
+    for at, plot in enumerate(plots):
+        seen[plot.kind] = seen.get(plot.kind, 0) + 1
+        number = "" if seen[plot.kind] == 1 else f"-{seen[plot.kind]}"
+        path = folder / f"{plot.kind}{number}.png"
+        with inside(f"plots.{at}"):
+            drawn = _KINDS[plot.kind](rows, plot, path, title)
+        write_text(path.with_suffix(".csv"), drawn.to_csv(index=False, lineterminator="\n"))
+        made.append(path)
+    return made
+
+
+def _pareto(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> pd.DataFrame:
+    x, y, hue = _axes(rows, plot)
+    for name, one in (("x", x), ("y", y)):
+        if one.better is None:
+            raise InputError(
+                f"{name}: '{getattr(plot, name)}' has no better direction",
+                way_out="use `kind: scatter` or `kind: line`, or another column",
+            )
+    ways: Any = [x.better, y.better]
+    points = [(_nan(a), _nan(b)) for a, b in zip(x.values, y.values, strict=True)]
+    on = front(points, ways)
+    figure, ax = new_figure()
+    edge = sorted({points[i] for i in range(len(points)) if on[i]})
+    if len(edge) > 1:
+        ax.plot(*zip(*edge, strict=True), color="0.35", lw=1.2, zorder=1, label="Pareto front")
+    for (name, members), (color, marker) in zip(groups(rows, hue), palette(), strict=False):
+        for chosen, style in ((True, {"s": 46}), (False, {"s": 26, "alpha": 0.35, "lw": 0})):
+            at = [points[i] for i in members if on[i] is chosen]
+            here = [p for p in at if p[0] == p[0] and p[1] == p[1]]
+            label = name if chosen or not any(on[i] for i in members) else None
+            xs, ys = [p[0] for p in here], [p[1] for p in here]
+            ax.scatter(xs, ys, color=color, marker=marker, label=label, zorder=2 + chosen, **style)
+    _finish(ax, x, y, hue, f"{title}: {y.title.partition(' (')[0]} against {x.title.partition(' (')[0]}")
+    save(figure, path)
+    return _columns(rows, plot, {"on_front": on})
+
+
+def _scatter(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> pd.DataFrame:
+    return _xy(rows, plot, path, title, lines=False)
+
+
+def _line(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> pd.DataFrame:
+    return _xy(rows, plot, path, title, lines=True)
+
+
+def _xy(
+    rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str, *, lines: bool
+) -> pd.DataFrame:
+    x, y, hue = _axes(rows, plot)
+    figure, ax = new_figure()
+    for (name, members), (color, marker) in zip(groups(rows, hue), palette(), strict=False):
+        known = [i for i in members if x.values[i] is not None and y.values[i] is not None]
+        at = sorted((_nan(x.values[i]), _nan(y.values[i])) for i in known)
+        xs, ys = [p[0] for p in at], [p[1] for p in at]
+        style = {"lw": 1.4 if lines else 0, "ms": 6, "color": color, "marker": marker}
+        ax.plot(xs, ys, label=name or None, **style)
+    _finish(ax, x, y, hue, title)
+    save(figure, path)
+    drawn = _columns(rows, plot, {})
+    return drawn.assign(_at=x.values).sort_values("_at", kind="stable").drop(columns="_at")
+
+
+def _breakdown(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> pd.DataFrame:
+    return breakdown(rows, plot, path, title)
+
+
+_KINDS: dict[str, Callable[[Any, Any, Path, str], Any]] = {
+    "pareto": _pareto,
+    "scatter": _scatter,
+    "line": _line,
+    "breakdown": _breakdown,
+}
+
+
+def _axes(rows: pd.DataFrame, plot: PlotConfig) -> tuple[Axis, Axis, str | None]:
+    x = axis(rows, check_column(rows, plot.x, "x"))
+    y = axis(rows, check_column(rows, plot.y, "y"))
+    for name, one in (("x", x), ("y", y)):
+        if all(value is None for value in one.values):
+            raise InputError(f"{name}: '{getattr(plot, name)}' is null in every row")
+    return x, y, None if plot.hue is None else check_column(rows, plot.hue, "hue")
+
+
+def _columns(rows: pd.DataFrame, plot: PlotConfig, more: dict[str, Any]) -> pd.DataFrame:
+    names = dict.fromkeys(n for n in (plot.hue, "policy", plot.x, plot.y, "key") if n is not None)
+    return rows[list(names)].assign(**more)
+
+
+def _finish(ax: Any, x: Axis, y: Axis, hue: str | None, title: str) -> None:
+    ax.set_title(title)
+    ax.set_xlabel("\n".join(filter(None, [x.title, ARROWS.get(x.better or "", ("", ""))[0]])))
+    arrow = ARROWS.get(y.better or "", ("", ""))[1]
+    ax.set_ylabel("\n".join(filter(None, [y.title, arrow])))
+    for one, setter in ((x, ax.set_xticks), (y, ax.set_yticks)):
+        if one.ticks is not None:
+            setter([at for at, _ in one.ticks], [name for _, name in one.ticks])
+    place_legend(ax, hue)
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else value

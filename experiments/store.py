@@ -1,0 +1,131 @@
+"""This module keeps the results of runs and sweeps on disk; every file appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+import moetier
+from moetier.traces.errors import InputError
+from moetier.traces.files import replacing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESULTS = "results.parquet"
+SWEEP = "sweep.yaml"
+_LIBRARIES = ("numpy", "pandas", "pyarrow", "pydantic", "simpy")
+
+
+def dump_json(value: Any) -> str:
+    """Return *value* as JSON; what is not a number (NaN, infinite) becomes null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write *text* to *path*, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_yaml(path: Path, value: Any) -> None:
+    """Write *value* to *path* as YAML, in the order given."""
+    write_text(path, yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100))
+
+
+def write_run(out: Path, result: dict[str, Any]) -> None:
+    """Write one run's result and its resolved config to the folder *out*."""
+    write_text(out / "result.json", dump_json(result) + "\n")
+    write_yaml(out / "config.yaml", result["config"])
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what produced a result."""
+    found = {"moetier": moetier.__version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class Store:
+    """The folder of a sweep: `points/KEY.json`, `records/KEY.parquet`, and the gathered results."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use *folder*, which need not exist yet."""
+        self.folder = folder
+
+    def create(self) -> None:
+        """Make the folders."""
+        try:
+            for name in ("points", "records"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot be made: {error.strerror}", where=self.folder, way_out="use another --out"
+            ) from None
+
+    def point(self, key: str) -> dict[str, Any] | None:
+        """Return the stored outcome of the point *key*, None where there is none to trust."""
+        path = self.folder / "points" / f"{key}.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) and found.get("key") == key else None
+
+    def put(self, key: str, outcome: dict[str, Any]) -> None:
+        """Store the *outcome* of the point *key*, replacing an earlier one."""
+        write_text(self.folder / "points" / f"{key}.json", dump_json(outcome) + "\n")
+
+    def records(self, key: str) -> Path:
+        """Return where the records of the point *key* go."""
+        return self.folder / "records" / f"{key}.parquet"
+
+    def gather(self, rows: list[dict[str, Any]]) -> None:
+        """Write *rows* as results.parquet and results.csv, a column per key."""
+        import pandas as pd
+
+        table = pd.DataFrame(rows)
+        for name in table.columns[table.dtypes == object]:
+            table[name] = table[name].map(_cell)
+        with replacing(self.folder / RESULTS) as temporary:
+            table.to_parquet(temporary, index=False)
+        with replacing(self.folder / "results.csv") as temporary:
+            table.to_csv(temporary, index=False, lineterminator="\n")
+
+    def results(self) -> pd.DataFrame:
+        """Return the gathered results; raise `InputError` where there are none."""
+        import pandas as pd
+
+        path = self.folder / RESULTS
+        if not path.is_file():
+            raise InputError(
+                f"has no {RESULTS}", where=self.folder, way_out="run `moetier sweep` first"
+            )
+        return pd.read_parquet(path)
+
+
+def _cell(value: Any) -> Any:
+    """Return one cell as a column of text can hold it."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return json.dumps(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

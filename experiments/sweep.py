@@ -1,0 +1,211 @@
+"""This module runs a sweep: many points, in parallel, resumable, and none dropped silently."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from moetier.experiments.config import read_mapping
+from moetier.experiments.findings import flatten, judge
+from moetier.experiments.points import Point, axes, check_axes, expand_points
+from moetier.experiments.runs import run
+from moetier.experiments.store import SWEEP, Store, dump_json, versions, write_text, write_yaml
+from moetier.sim.yaml_input import check
+from moetier.traces.errors import InputError
+
+OUT = "out"
+"""Where sweeps go unless told otherwise: out/NAME."""
+
+_NEEDS = {"dask": "distributed", "ray": "ray"}
+
+Backend = Literal["loky", "dask", "ray"]
+
+
+class PlotConfig(BaseModel):
+    """One figure: what to draw, of which columns of the results."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["pareto", "line", "breakdown", "scatter"]
+    x: str | None = None
+    y: str | None = None
+    hue: str | None = None
+
+
+class SweepConfig(BaseModel):
+    """A sweep: a base config, and lists of values for some of its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    base: dict[str, Any]
+    sweep: dict[str, Any] = Field(default_factory=dict)
+    zip: dict[str, Any] = Field(default_factory=dict)
+    plots: list[PlotConfig] = Field(default_factory=list)
+    records: bool = False  # keep the records of every point
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a sweep."""
+
+    folder: Path
+    rows: list[dict[str, Any]]
+    warnings: list[str]
+    resumed: int = 0
+    failed: list[str] = field(default_factory=list)  # label: error
+
+
+def load_sweep(path: str | Path, overrides: list[str] | None = None) -> SweepConfig:
+    """Return the sweep that the YAML file *path* describes; its points are not looked at yet.
+
+    An override names a key of the sweep (`sweep.policy`, `name`) or else one of `base`.
+    """
+    known = tuple(SweepConfig.model_fields)
+    texts = [
+        text if re.split(r"[.=]", text)[0] in known else f"base.{text}" for text in overrides or []
+    ]
+    data = read_mapping(path, texts)
+    if "base" not in data and "hardware" in data:
+        raise InputError(
+            "this is one run, not a sweep",
+            where=path,
+            way_out="use `moetier simulate`, or put its keys under `base:`",
+        )
+    config = check(SweepConfig, data, str(path))
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.name):
+        raise InputError(
+            f"name: '{config.name}' cannot name a folder",
+            where=path,
+            way_out="use letters, digits, '.', '_' and '-'",
+        )
+    check_axes(config.sweep, config.zip, str(path))
+    return config
+
+
+def points_of(config: SweepConfig, where: str) -> list[Point]:
+    """Return the points of *config*, all checked."""
+    return expand_points(config.base, config.sweep, config.zip, where)
+
+
+def run_sweep(
+    config: SweepConfig,
+    points: list[Point],
+    folder: Path,
+    *,
+    jobs: int = 1,
+    backend: Backend = "loky",
+    on_done: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Run the *points* that *folder* does not hold yet, then gather all results there.
+
+    *on_done* hears (points done, points in all), first of all how many were done before.
+    """
+    check_backend(backend)
+    store = Store(folder)
+    store.create()
+    unique = {point.key: point for point in points}
+    todo = [point for point in unique.values() if not is_done(store, point.key, config.records)]
+    done = resumed = len(unique) - len(todo)
+    if on_done is not None:
+        on_done(done, len(unique))
+    for _ in _perform(todo, folder, config.records, jobs, backend):
+        done += 1
+        if on_done is not None:
+            on_done(done, len(unique))
+    return _gather(config, points, store, resumed)
+
+
+def run_point(point: Point, folder: Path, records: bool) -> None:
+    """Run one point and store what came of it; an error becomes a result too."""
+    store = Store(folder)
+    try:
+        result = run(point.config, where=None, records=store.records(point.key) if records else None)
+        outcome = {"key": point.key, "status": "done", "error": None, **result}
+    except Exception as error:
+        text = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        outcome = {"key": point.key, "status": "failed", "error": text}
+        if not isinstance(error, InputError):
+            outcome["traceback"] = traceback.format_exc()
+    store.put(point.key, outcome)
+
+
+def is_done(store: Store, key: str, records: bool) -> bool:
+    """Return whether *store* holds a good outcome of the point *key*; a failed one is tried again."""
+    found = store.point(key)
+    if found is None or found["status"] != "done":
+        return False
+    return not records or store.records(key).is_file()
+
+
+def check_backend(backend: str) -> None:
+    """Raise `InputError` when what *backend* needs is not installed."""
+    needs = _NEEDS.get(backend)
+    if needs is not None and importlib.util.find_spec(needs) is None:
+        raise InputError(
+            f"backend '{backend}' needs the package '{needs}', which is not installed",
+            where="--backend",
+            way_out=f"`pip install {needs}`, or use --backend loky",
+        )
+
+
+def _perform(
+    todo: list[Point], folder: Path, records: bool, jobs: int, backend: Backend
+) -> Iterator[None]:
+    """Run the points *todo*, yielding after each."""
+    if (jobs == 1 and backend == "loky") or len(todo) < 2:
+        for point in todo:
+            yield run_point(point, folder, records)
+        return
+    import joblib
+
+    with ExitStack() as stack:
+        if backend == "dask":
+            stack.enter_context(importlib.import_module("distributed").Client())
+        if backend == "ray":
+            importlib.import_module("ray.util.joblib").register_ray()
+        stack.enter_context(joblib.parallel_config(backend=backend, n_jobs=jobs))
+        ordered = "generator_unordered" if backend == "loky" else "list"
+        tasks = (joblib.delayed(run_point)(point, folder, records) for point in todo)
+        yield from joblib.Parallel(return_as=ordered, batch_size=1)(tasks)
+
+
+def _gather(config: SweepConfig, points: list[Point], store: Store, resumed: int) -> Outcome:
+    """Write the table of results with everything needed to understand it."""
+    outcomes = {point.key: store.point(point.key) or _lost(point.key) for point in points}
+    gaps, warnings = judge(points, outcomes)
+    rows, failed, limitations = [], [], dict[str, None]()
+    for point, gap in zip(points, gaps, strict=True):
+        found = outcomes[point.key]
+        limitations |= dict.fromkeys(found.get("known_limitations", []))
+        rows.append({
+            **axes(point), "status": found["status"], "error": found["error"],
+            **flatten(found), "oracle_gap": gap,
+            "warnings": " | ".join(found.get("warnings", [])), "key": point.key,
+        })  # fmt: skip
+        if found["status"] != "done":
+            failed.append(f"{point.label}: {found['error']}")
+    store.gather(rows)
+    write_yaml(store.folder / SWEEP, config.model_dump(mode="json", exclude_none=True))
+    about = {
+        "versions": versions(),
+        "points": {p.key: {**axes(p), "status": outcomes[p.key]["status"]} for p in points},
+        "fingerprints": {p.key: outcomes[p.key].get("provenance") for p in points},
+        "warnings": warnings,
+        "known_limitations": list(limitations),
+    }
+    write_text(store.folder / "provenance.json", dump_json(about) + "\n")
+    return Outcome(store.folder, rows, warnings, resumed, failed)
+
+
+def _lost(key: str) -> dict[str, Any]:
+    return {"key": key, "status": "failed", "error": "its result is not there"}
