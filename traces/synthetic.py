@@ -43,6 +43,7 @@ class Synthetic:
         skew: float = 1.0,
         reuse: float = 0.3,
         layer_correlation: float = 0.0,
+        context: int = 0,
         seed: int = 0,
         scores: bool = False,
     ) -> None:
@@ -58,13 +59,15 @@ class Synthetic:
                 own, before the rest is drawn; chance adds to it. 0: no memory.
             layer_correlation: Probability that an expert's noise is that of the expert of the same
                 popularity rank in the layer before; it does not change popularity.
+            context: Tokens of each request that came before and are not simulated; their keys and
+                values are there, as after a long prompt.
             seed: Of the random numbers.
             scores: Also give the scores, as logits.
 
         Raises:
             InputError: If a number is out of range.
         """
-        whole = {"prompt": prompt, "tokens": tokens}
+        whole = {"prompt": prompt, "tokens": tokens, "context": context}
         for name, value in whole.items():
             if value < 0:
                 raise InputError(f"{name} is {value}", where="synthetic", way_out="at least 0")
@@ -79,7 +82,7 @@ class Synthetic:
             raise InputError("prompt and tokens are both 0", where="synthetic")
         self.geometry, self.prompt, self.tokens, self.requests = geometry, prompt, tokens, requests
         self.skew, self.reuse, self.layer_correlation = skew, reuse, layer_correlation
-        self.seed, self.scores = seed, scores
+        self.context, self.seed, self.scores = context, seed, scores
         self.header = Header(
             geometry=geometry,
             score_kind="logits" if scores else "none",
@@ -88,7 +91,7 @@ class Synthetic:
                 model=geometry.name,
                 seed=seed,
                 note=f"prompt {prompt}, tokens {tokens}, requests {requests}, skew {skew}, "
-                f"reuse {reuse}, layer_correlation {layer_correlation}",
+                f"reuse {reuse}, layer_correlation {layer_correlation}, context {context}",
             ),
         )
 
@@ -131,7 +134,7 @@ class Synthetic:
             request=np.tile(np.arange(requests), n * layers),
             phase=PREFILL if prefill else DECODE,
             step=0 if prefill else position + first,
-            position=position,
+            position=position + self.context,
             moe_layer=np.tile(np.repeat(np.arange(layers), requests), n),
             experts=_by_layer(experts),
             weights=_by_layer(weights),

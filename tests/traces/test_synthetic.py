@@ -271,3 +271,13 @@ def test_the_smallest_models_work(n_experts: int, top_k: int) -> None:
 
     assert {len(set(batch.experts[:top_k])) for batch in source.batches()} == {top_k}
     assert describe(source).decode_tokens == 5
+
+
+def test_context_shifts_positions_and_nothing_else():
+    short = Synthetic(GEOMETRY, prompt=3, tokens=4, seed=5)
+    long = Synthetic(GEOMETRY, prompt=3, tokens=4, seed=5, context=100)
+
+    pairs = list(zip(short.batches(), long.batches(), strict=True))
+
+    assert [b.experts for b, _ in pairs] == [b.experts for _, b in pairs]
+    assert all(b.context == a.context + 100 * a.n_tokens for a, b in pairs)
