@@ -1,7 +1,7 @@
 """This module owns the loop over batches and every invariant; policies only fill the holes.
 
-Residency here is *planned*: a slice counts as resident from the moment its copy is ordered. Decisions
-thus never depend on timing, unless a policy asks the machine.
+Residency here is *planned*: a slice counts as resident from the moment its copy is ordered.
+Decisions thus never depend on timing, unless a policy asks the machine.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ OnPlan = Callable[[LayerPlan], None]
 class Planner:
     """Turn batches into plans under one policy. Steppable: a live model calls `step` layer by layer.
 
-    *capacities* holds the budget in bytes of each cached tier, fastest first; the tier below the last
-    holds everything. With *exclusive* a slice lives in one cached tier only.
+    *capacities* holds the budget in bytes of each cached tier, fastest first; the tier below the
+    last holds everything. With *exclusive* a slice lives in one cached tier only.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Planner:
         if self._prefetches:
             evicted += self._prefetch(plan, recency)
         if self._releases:
-            evicted += top.release(needed)
+            evicted += top.release(needed, self._pinned)
         if evicted:
             self._leave(plan, evicted)
         plan.resident = top.used

@@ -11,8 +11,8 @@ from moetier.sim.policy.base import Eviction
 class Cache:
     """The slices planned to be in one tier: what is in flight counts as resident.
 
-    The eviction policy chooses who leaves; the cache checks its choice, so that no policy can pass the
-    capacity or remove what is pinned.
+    The eviction policy chooses who leaves; the cache checks its choice, so that no policy can pass
+    the capacity or remove what is pinned.
     """
 
     __slots__ = ("_size", "capacity", "eviction", "resident", "used")
@@ -39,11 +39,11 @@ class Cache:
         self._drop(victims, pinned)
         return victims
 
-    def release(self, needed: Sequence[int]) -> list[int]:
+    def release(self, needed: Sequence[int], pinned: Collection[int]) -> list[int]:
         """Let go of what the policy does not keep after a batch that used *needed*."""
-        done = self.eviction.release(needed)
+        done = self.eviction.release(needed, pinned)
         if done:
-            self._drop(done, ())
+            self._drop(done, pinned)
         return done
 
     def remove(self, slices: Sequence[int]) -> None:

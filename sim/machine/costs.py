@@ -2,8 +2,9 @@
 
     time = max(operations / peak, bytes / bandwidth) + overhead
 
-rounded up to whole nanoseconds, for the dense part and for the experts of a batch each. The host time
-per layer of the profile, what the host program spends between kernels, is part of the dense part.
+rounded up to whole nanoseconds, for the dense part and for the experts of a batch each. The host
+time per layer of the profile, what the host program spends between kernels, is part of the dense
+part.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Costs:
     def _look_ahead(self, batch: LayerBatch) -> None:
         """Fill the memo for *batch* and, in decode, for the contexts that come after it.
 
-        The context grows by one entry per token and step, so counting one batch at a time would never
-        meet the memo again at the next step.
+        The context grows by one entry per token and step, so counting one batch at a time would
+        never meet the memo again at the next step.
         """
         if len(self._dense_memo) >= _MEMO_LIMIT:
             self._dense_memo.clear()

@@ -16,10 +16,9 @@ from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.machine.links import UNSTARTED, LinkTime, OnStart, Transfer, by_ready
 from moetier.sim.plan import LayerPlan
 
-
 # When the copies of a batch landed, in ns, or the time it asked where there were none: all that the
-# fastest tier needs; all that was demanded, promoted prefetches included; all that the CPU needs. Then
-# how many prefetches were needed and had not landed. (A plain tuple: one is made per batch.)
+# fastest tier needs; all that was demanded, promoted prefetches included; all that the CPU needs.
+# Then how many prefetches were needed and had not landed. (A plain tuple: one is made per batch.)
 Moved = tuple[int, int, int, int]
 
 
@@ -29,8 +28,11 @@ class Fabric(Protocol):
     def move(self, plan: LayerPlan, asked: int) -> Moved:
         """Order the copies of *plan* at time *asked*."""
 
-    def evict(self, plan: LayerPlan, end: int) -> int:
-        """Give up what *plan* evicts at time *end*; return the bytes of prefetches dropped."""
+    def drop(self, slices: Sequence[int], now: int) -> int:
+        """Give up *slices*, which leave the fastest tier; return the bytes of prefetches dropped."""
+
+    def demote(self, slices: Sequence[int], now: int) -> None:
+        """Begin to copy *slices* down to the second tier."""
 
     def landed(self, slice_id: int, now: int) -> bool:
         """Return whether a planned-resident slice has arrived in the fastest tier."""
@@ -68,8 +70,8 @@ class Links:
         late = self._late(plan.needed, asked) if self._under_way else []
         demands = [t for t in late if t.start == UNSTARTED]
         for t in demands:
-            t.demanded = True
             self._up[t.hop].withdraw(t)
+            t.demanded, t.ready = True, max(t.ready, asked)
         hops = plan.fetch_hops or [1] * len(plan.fetch)
         fetched = [
             Transfer(s, nbytes[s], n - 1, asked, True)
@@ -92,12 +94,12 @@ class Links:
         cpu_ready = max([asked, *[t.done for t in for_cpu]])
         return landed, copied, cpu_ready, len(late)
 
-    def evict(self, plan: LayerPlan, end: int) -> int:
-        """Give up what *plan* evicts at time *end*; return the bytes of prefetches dropped."""
+    def drop(self, slices: Sequence[int], now: int) -> int:
+        """Give up *slices*, which leave the fastest tier; return the bytes of prefetches dropped."""
         dropped = 0
         if self._under_way:
-            self._advance(end)
-            for s in plan.evicted:
+            self._advance(now)
+            for s in slices:
                 transfer = self._under_way.pop(s, None)
                 if transfer is not None and transfer.start == UNSTARTED:
                     dropped += transfer.nbytes
@@ -105,10 +107,12 @@ class Links:
                         self._up[0].withdraw(transfer)
                     else:
                         transfer.last = 1
-        if plan.demoted:
-            nbytes = self._nbytes
-            self._down[0].demand(end, [Transfer(s, nbytes[s], 0, end, True) for s in plan.demoted])
         return dropped
+
+    def demote(self, slices: Sequence[int], now: int) -> None:
+        """Begin to copy *slices* down to the second tier."""
+        nbytes = self._nbytes
+        self._down[0].demand(now, [Transfer(s, nbytes[s], 0, now, True) for s in slices])
 
     def landed(self, slice_id: int, now: int) -> bool:
         """Return whether a planned-resident slice has arrived in the fastest tier."""

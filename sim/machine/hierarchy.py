@@ -12,8 +12,9 @@ from moetier.traces.errors import InputError
 class Hierarchy:
     """The tiers from the one the model computes from down to the one that holds everything.
 
-    `links[i]` leads from tier `i + 1` up to tier `i`. All tiers but the last are caches; `demotion[i]` is
-    the way back down, present only where tiers are exclusive. `cpu` computes from tier 1, if anything does.
+    `links[i]` leads from tier `i + 1` up to tier `i`. All tiers but the last are caches;
+    `demotion[i]` is the way back down, present only where tiers are exclusive. `cpu` computes from
+    tier 1, if anything does.
     """
 
     names: tuple[str, ...]

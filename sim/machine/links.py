@@ -2,13 +2,20 @@
 
 Nothing here ticks. A link knows when each lane will be free and which prefetches wait; `advance`
 starts those that began before a given time. That is exact because only two things can happen to a
-link from outside, a demand and a prefetch that joins the queue, and both first advance it to their own time.
+link from outside, a demand and a prefetch that joins the queue, and both first advance it to their
+own time.
 
 Rules: a transfer that has started is never stopped. A demand goes ahead of every queued prefetch,
 also of one that could start in the same nanosecond. A transfer's rate is fixed when it starts, by
-the number of lanes busy from then on; transfers that start together count each other. A queued
-prefetch whose slice has left the plan has nowhere to land: it goes no further than the tier below,
-and is dropped where it would only have gone on.
+the number of lanes busy from then on. Idle lanes are given out to one group after the other: the
+demands that became ready together, then those ready next, then all prefetches that are ready; the
+members of a group that start together count each other and who started before, not the groups
+behind. A queued prefetch that is demanded becomes ready at that time, and goes first in the group.
+A queued prefetch whose slice has left the plan has nowhere to land: it goes no further than the
+tier below, and is dropped where it would only have gone on.
+
+Within one nanosecond copies land first; then batches end, ask, cancel and evict; then lanes are
+given out. So what could start at the very time of a cancellation has not started.
 """
 
 from __future__ import annotations
@@ -33,8 +40,8 @@ class Transfer:
     ) -> None:
         """Wait for link *hop* from time *ready* on, to travel up to and over link *last*.
 
-        Link 0 ends in the fastest tier, link 1 in the one below it. `start` and `done` are those of the
-        current hop, `UNSTARTED` while it waits.
+        Link 0 ends in the fastest tier, link 1 in the one below it. `start` and `done` are those of
+        the current hop, `UNSTARTED` while it waits.
         """
         self.slice_id, self.nbytes, self.ready, self.demanded = slice_id, nbytes, ready, demanded
         self.hop = self.first = hop

@@ -57,17 +57,21 @@ class OneLane:
             queue.update(dict.fromkeys(plan.prefetch, asked))
         return max(landed, copied), copied, asked, late
 
-    def evict(self, plan: LayerPlan, end: int) -> int:
-        """Give up what *plan* evicts at time *end*; return the bytes of prefetches dropped."""
+    def drop(self, slices: Sequence[int], now: int) -> int:
+        """Give up *slices*, which leave the fastest tier; return the bytes of prefetches dropped."""
         if not self._queue and not self._done:
             return 0
-        self._advance(end)
-        dropped = self._queue.keys() & plan.evicted
+        self._advance(now)
+        dropped = self._queue.keys() & slices
         for s in dropped:
             del self._queue[s]
-        for s in self._done.keys() & plan.evicted:
+        for s in self._done.keys() & slices:
             del self._done[s]
         return self._size(dropped)
+
+    def demote(self, slices: Sequence[int], now: int) -> None:
+        """Copy nothing down: exclusive tiers have more than one link."""
+        raise NotImplementedError
 
     def landed(self, slice_id: int, now: int) -> bool:
         """Return whether a planned-resident slice has arrived in the fastest tier."""

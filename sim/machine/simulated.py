@@ -1,8 +1,8 @@
 """This module performs plans in virtual time: integer nanoseconds, no clock, no randomness.
 
 Compute runs one batch after the other; the links are a `Fabric`, brought up to date when something
-happens to it. `machine.processes` states the same rules as SimPy processes, one event at a time; both
-give the same records, which is a test.
+happens to it. `machine.processes` states the same rules as SimPy processes, one event at a time;
+both give the same records, which is a test.
 """
 
 from __future__ import annotations
@@ -39,12 +39,16 @@ class SimMachine:
         start = self.now
         dense = self._costs.dense_ns(plan.batch)
         asked = start + dense
+        dropped = self.fabric.drop(plan.replaced, start) if plan.replaced else 0
         landed, copied, cpu_ready, late = self.fabric.move(plan, asked)
         experts, cpu = self._costs.expert_ns(plan)
         end = landed + experts
         if plan.cpu:
             end = max(end, cpu_ready + cpu)
-        dropped = self.fabric.evict(plan, end) if plan.evicted else 0
+        if plan.evicted:
+            dropped += self.fabric.drop(plan.evicted, end)
+        if plan.demoted:
+            self.fabric.demote(plan.demoted, end)
         if self._on_span is not None:
             self._show(
                 self._on_span, plan, (start, asked, landed, landed + experts), cpu_ready, cpu

@@ -1,9 +1,9 @@
 """This module counts the work of a layer's dense part: operations and bytes, as plain sums.
 
-Counted are attention (projections, scores over the context, keys and values read), the router, shared
-experts, norms, layers without routed experts that come before, and the output head after the last MoE
-layer. A multiply-add is two operations. Embedding look-ups and activations are left out: they are
-below a thousandth of the weights in every published geometry.
+Counted are attention (projections, scores over the context, keys and values read), the router,
+shared experts, norms, layers without routed experts that come before, and the output head after the
+last MoE layer. A multiply-add is two operations. Embedding look-ups and activations are left out:
+they are below a thousandth of the weights in every published geometry.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def dense_work(header: Header, weights: str, kv_bytes: int = 2) -> DenseWork:
     """Count the dense work of the model of *header*, its weights stored in the format *weights*.
 
     The bytes a trace records for that format come before those of the geometry; *kv_bytes* is the
-    size of one number of the key/value cache. Operations are 2 per weight, so as many as the bytes of
-    the same weights in bf16; where the geometry does not give them they count as zero.
+    size of one number of the key/value cache. Operations are 2 per weight, so as many as the bytes
+    of the same weights in bf16; where the geometry does not give them they count as zero.
 
     Raises:
         InputError: If neither the trace nor the geometry gives the size of the dense part.

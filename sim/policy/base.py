@@ -1,8 +1,8 @@
 """This module is the contract of a policy: six seams, each with a do-nothing default.
 
 A part of a policy is pure: it sees ids, scores and residency, and returns ids. It owns no clock, no
-global randomness and no residency; the planner calls it once per batch with whole batches of slices,
-checks every invariant and does the moving. The order of the calls for one batch is
+global randomness and no residency; the planner calls it once per batch with whole batches of
+slices, checks every invariant and does the moving. The order of the calls for one batch is
 
     routing.route -> precision.needed -> miss.resolve -> eviction.insert (what will be fetched)
     -> eviction.touch (all that is used) -> eviction.victims (if over capacity)
@@ -50,9 +50,10 @@ class Progress:
 class Context:
     """What a part of a policy may look at, given once by `start`.
 
-    `resident` is a live, read-only view of the planned residency of the part's tier: slices in flight
-    count. `progress` is shared with the planner. `capacity` is that tier's budget in bytes. `future` is None unless the part declared
-    `needs_future`; `popularity` holds a count per slice where a profile was given.
+    `resident` is a live, read-only view of the planned residency of the part's tier: slices in
+    flight count. `progress` is shared with the planner. `capacity` is that tier's budget in bytes.
+    `future` is None unless the part declared `needs_future`; `popularity` holds a count per slice
+    where a profile was given.
     """
 
     layout: Layout
@@ -128,8 +129,8 @@ class Prefetch(Part):
     def candidates(self, batch: LayerBatch, needed: list[int]) -> Sequence[int]:
         """Return slices to bring, most wanted first, now that the router of *batch* has spoken.
 
-        *needed* holds the unique slices of the batch. The planner drops candidates that are resident
-        or on their way, and those that do not fit beside the batch and earlier prefetches.
+        *needed* holds the unique slices of the batch. The planner drops candidates that are
+        resident or on their way, and those that do not fit beside the batch and earlier prefetches.
         """
         return ()
 
@@ -153,8 +154,11 @@ class Eviction(Part):
         """
         raise NotImplementedError
 
-    def release(self, needed: Sequence[int]) -> list[int]:
-        """Return, and forget, slices not worth keeping now that a batch that used *needed* is done."""
+    def release(self, needed: Sequence[int], pinned: Collection[int]) -> list[int]:
+        """Return, and forget, slices not worth keeping now that a batch that used *needed* is done.
+
+        None of them may be *pinned*: brought early for a batch to come.
+        """
         return []
 
     def forget(self, slices: Sequence[int]) -> None:

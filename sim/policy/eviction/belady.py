@@ -13,8 +13,8 @@ from moetier.sim.policy.seams import eviction
 class Belady(HeapEviction):
     """Evict the slice whose next use is furthest away (Belady 1966).
 
-    Optimal for demand fetching of slices of one size; for mixed sizes a bound in name only, since the
-    exact optimum is NP-hard.
+    Optimal for demand fetching of slices of one size; for mixed sizes a bound in name only, since
+    the exact optimum is NP-hard.
     """
 
     needs_future = True
@@ -27,12 +27,9 @@ class Belady(HeapEviction):
 
     def insert(self, slices: Sequence[int]) -> None:
         now = self._progress.batch
-        demanded = self._future.next_uses(now)
-        for s in slices:
-            if s not in demanded:  # warmed up or prefetched; a demanded one is touched next
-                self.rank(s, (-self._future.next_use(s, now),))
+        after = self._future.next_uses(now)
+        for s in slices:  # warmed up or prefetched ones are not in the batch
+            self.rank(s, (-after[s] if s in after else -self._future.next_use(s, now),))
 
     def touch(self, slices: Sequence[int]) -> None:
-        after = self._future.next_uses(self._progress.batch)
-        for s in slices:
-            self.rank(s, (-after[s],))
+        self.insert(slices)

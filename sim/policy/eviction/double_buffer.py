@@ -12,8 +12,8 @@ from moetier.sim.policy.seams import eviction
 class DoubleBuffer(Eviction):
     """Hold two layer-sized buffers and keep no expert from token to token; ignores capacity.
 
-    As in the offloading runtime of Speculating Experts: while one layer computes from its buffer, the
-    other may be filled for the next layer.
+    As in the offloading runtime of Speculating Experts: while one layer computes from its buffer,
+    the other may be filled for the next layer.
     """
 
     ignores_capacity = True
@@ -30,12 +30,11 @@ class DoubleBuffer(Eviction):
     def victims(self, needed_bytes: int, pinned: Collection[int]) -> list[int]:
         return []
 
-    def release(self, needed: Sequence[int]) -> list[int]:
+    def release(self, needed: Sequence[int], pinned: Collection[int]) -> list[int]:
         if not needed:
             return []
-        held = self._held[self.context.layout.layer_of(needed[0])]
-        done = list(held)
-        held.clear()
+        done = [s for s in self._held[self.context.layout.layer_of(needed[0])] if s not in pinned]
+        self.forget(done)
         return done
 
     def forget(self, slices: Sequence[int]) -> None:

@@ -28,6 +28,8 @@ class HeapEviction(Eviction):
 
     def rank(self, slice_id: int, key: Key) -> None:
         """Give a resident slice a new *key*."""
+        if self._key.get(slice_id) == key:
+            return
         self._key[slice_id] = key
         heappush(self._heap, (key, slice_id))
         if len(self._heap) > 64 + 4 * len(self._key):

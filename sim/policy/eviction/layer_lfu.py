@@ -12,9 +12,9 @@ from moetier.sim.policy.seams import eviction
 class LayerLFU(Eviction):
     """Evict the least frequently used slice of the layer that holds the most bytes.
 
-    The capacity thus settles to an equal share per layer, whatever the order of use; counts are kept
-    after eviction, ties go to the least recently used. Layers run in a fixed cycle, so a shared order
-    of recency would always evict the layer that is needed soonest.
+    The capacity thus settles to an equal share per layer, whatever the order of use; counts are
+    kept after eviction, ties go to the least recently used. Layers run in a fixed cycle, so a
+    shared order of recency would always evict the layer that is needed soonest.
     """
 
     def start(self, context: Context) -> None:

@@ -13,8 +13,8 @@ from moetier.sim.policy.seams import eviction
 class LFU(HeapEviction):
     """Evict the least frequently used slice; among equals the least recently used.
 
-    With *remember* (the default) a slice keeps its count after it was evicted, so a popular expert that
-    comes back is not the next to go; without it the count starts anew.
+    With *remember* (the default) a slice keeps its count after it was evicted, so a popular expert
+    that comes back is not the next to go; without it the count starts anew.
     """
 
     def __init__(self, remember: bool = True) -> None:

@@ -13,8 +13,9 @@ from moetier.sim.policy.seams import eviction
 class Static(Eviction):
     """Keep the slices a profile trace used most; a missed slice passes through and is not kept.
 
-    Without a profile the first experts of every layer are kept, as in a split by expert index. Combine
-    it with `warmup: static` to have the set resident from the start; otherwise it fills on first use.
+    Without a profile the first experts of every layer are kept, as in a split by expert index.
+    Combine it with `warmup: static` to have the set resident from the start; otherwise it fills on
+    first use.
     """
 
     needs_popularity = True
@@ -42,8 +43,8 @@ class Static(Eviction):
         self.forget(chosen)
         return chosen
 
-    def release(self, needed: Sequence[int]) -> list[int]:
-        done = [s for s in needed if s in self._passing]
+    def release(self, needed: Sequence[int], pinned: Collection[int]) -> list[int]:
+        done = [s for s in needed if s in self._passing and s not in pinned]
         self.forget(done)
         return done
 

@@ -20,4 +20,9 @@ class LastLayer(Warmup):
         self._last = needed
 
     def decode_begins(self) -> Sequence[int] | None:
-        return [s for s in self._last if s in self.context.resident]
+        nbytes, room, kept = self.context.layout.nbytes, self.context.capacity, []
+        for s in reversed(self._last):  # a long prompt's layer may be larger than the cache
+            if s in self.context.resident and nbytes[s] <= room:
+                kept.append(s)
+                room -= nbytes[s]
+        return kept[::-1]

@@ -1,0 +1,60 @@
+"""The fast machine and the one made of SimPy processes say the same, to the byte.
+
+They share the rules written in `sim/machine/links.py`, the costs of compute, and no line of code that
+keeps the time of a copy.
+"""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetier.sim.machine.processes import ProcessMachine
+from moetier.sim.policy.seams import SEAMS
+from moetier.sim.testing import Case, Run, make_case, prefetches
+
+
+def compare(case: Case) -> None:
+    fast, unwatched = case.run(), case.run(watch=False)
+    slow = case.run(machine=ProcessMachine)
+
+    assert table(unwatched) == table(slow)
+    assert table(fast) == table(slow)
+    assert fast.result.elapsed_ns == unwatched.result.elapsed_ns == slow.result.elapsed_ns
+    assert shown(fast) == shown(slow)
+
+
+def table(run: Run) -> dict[str, list[int]]:
+    return {name: values.tolist() for name, values in run.records.items()}
+
+
+def shown(run: Run) -> list[object]:
+    """What occupied lanes and processors; names of transfers are a matter of taste."""
+    return sorted(
+        (s.lane, s.start, s.end, sorted(s.info.items()), "" if "link" in s.lane else s.name)
+        for s in run.spans
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    return make_case(lambda options: draw(st.sampled_from(options)))
+
+
+@given(cases())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_both_machines_give_the_same_records(case: Case) -> None:
+    compare(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eviction", SEAMS["eviction"].names())
+@pytest.mark.parametrize("prefetch", prefetches(), ids=str)
+@pytest.mark.parametrize("miss", ["fetch", "cpu", "skip"])
+def test_every_combination_gives_the_same_records(
+    eviction: str, prefetch: object, miss: str
+) -> None:
+    lot = random.Random(f"{eviction} {prefetch} {miss}")
+    for _ in range(12):
+        compare(make_case(lot.choice, eviction=eviction, prefetch=prefetch, miss=miss))
