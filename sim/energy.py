@@ -24,9 +24,9 @@ COMPONENTS = ("compute", "fast_tier", "lower_tiers", "links", "static")
 class Energy:
     """The energy of batches, as arrays over the rows of a record block.
 
-    The fastest tier is read for every weight and key/value byte that is computed with, and written by
-    every copy into it; lower tiers are read by copies and by experts computed there, and written where
-    a slice stops on its way. Copies are charged to the batch that ordered them.
+    The fastest tier is read for every weight and key/value byte that is computed with, and written
+    by every copy into it; lower tiers are read by copies and by experts computed there, and written
+    where a slice stops on its way. Copies are charged to the batch that ordered them.
     """
 
     def __init__(self, hierarchy: Hierarchy, dense: DenseWork, expert_ops: int) -> None:

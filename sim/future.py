@@ -43,7 +43,7 @@ class Future:
         return found
 
     def next_uses(self, batch: int) -> dict[int, int]:
-        """Return, for each slice of *batch*, the next batch that uses it again; {} before the first."""
+        """Return the next batch that uses each slice of *batch* again; {} before the first."""
         if batch < 0:
             return {}
         span = slice(self._start[batch], self._start[batch + 1])

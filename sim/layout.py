@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 class Layout:
     """The slices of a model and their sizes in bytes.
 
-    `nbytes[slice]` is a slice's size; `layer_slices` is the number of slices of one layer, so the first
-    slice of MoE layer `l` is `l * layer_slices`.
+    `nbytes[slice]` is a slice's size; `layer_slices` is the number of slices of one layer, so the
+    first slice of MoE layer `l` is `l * layer_slices`.
     """
 
     __slots__ = (
@@ -28,7 +28,7 @@ class Layout:
     )
 
     def __init__(self, part_bytes: Sequence[Sequence[int]], n_experts: int) -> None:
-        """Lay out *n_experts* per layer; *part_bytes* has, per MoE layer, the bytes of each part."""
+        """Lay out *n_experts* per layer; *part_bytes* has the bytes of each part, per MoE layer."""
         parts = {len(row) for row in part_bytes}
         if len(parts) != 1 or min(parts) < 1:
             raise ValueError(f"every layer needs the same number of parts, got {sorted(parts)}")

@@ -90,8 +90,8 @@ def budget(
     stored = geometry.n_experts * sum(stored_expert_bytes(header, weights)[1])
     if stored > sizes[-1]:
         raise InputError(
-            f"the experts take {format_bytes(stored)}, but tier '{hierarchy.names[-1]}', which must "
-            f"hold all of them, has {format_bytes(sizes[-1])}",
+            f"the experts take {format_bytes(stored)}, but tier '{hierarchy.names[-1]}', which "
+            f"must hold all of them, has {format_bytes(sizes[-1])}",
             where="hardware",
             way_out="use fewer bits (`weights:`) or a machine with another tier",
         )

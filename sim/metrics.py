@@ -1,6 +1,7 @@
 """This module computes every metric of a run from its records, and from nothing else.
 
-Definitions, symbols and denominators are in docs/metrics.md. A value that cannot be computed is None.
+Definitions, symbols and denominators are in docs/metrics.md. A value that cannot be computed is
+None.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from moetier.traces.batch import DECODE, PREFILL
 Ints = npt.NDArray[np.int64]
 
 _SUMMED = (
-    "tokens", "assignments", "lookups", "misses", "late_hits", "compulsory", "skipped", "cpu", "lookup_bytes",
-    "miss_bytes", "fetch_bytes", "lower_lookups", "lower_hits", "lower_bytes", "prefetch_issued",
-    "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes", "cancelled_bytes", "dropped_bytes", "demoted_bytes",
-    "warmup_bytes", "wait_ns", "copy_ns", "dense_ns", "expert_ns",
+    "tokens", "assignments", "lookups", "misses", "late_hits", "compulsory", "skipped", "cpu",
+    "lookup_bytes", "miss_bytes", "fetch_bytes", "lower_lookups", "lower_hits", "lower_bytes",
+    "prefetch_issued", "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes",
+    "cancelled_bytes", "dropped_bytes", "demoted_bytes", "warmup_bytes", "wait_ns", "copy_ns", "dense_ns", "expert_ns",
     *(f"energy_{name}_pj" for name in COMPONENTS),
 )  # fmt: skip
 

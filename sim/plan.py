@@ -12,8 +12,8 @@ class LayerPlan:
 
     After the dense part the machine copies `fetch` to the fastest tier and queues `prefetch` behind
     it, runs `cpu` where it is, waits for what is needed, computes, and forgets `evicted`. A *hop*
-    count of 2 means that the slice also has to come up from the tier below the second one; None means
-    1 for all. Every list holds unique slices in order.
+    count of 2 means that the slice also has to come up from the tier below the second one; None
+    means 1 for all. Every list holds unique slices in order.
 
     What most batches do not have is a class attribute that an instance overrides: filling in two
     dozen fields for every batch took a fifth of a run.
@@ -44,7 +44,7 @@ class LayerPlan:
     def __init__(self, batch: LayerBatch, needed: list[int], missing: list[int]) -> None:
         """Plan *batch* as it will be computed, which uses *needed* and has to do without *missing*.
 
-        *missing* is what was not planned to be in the fastest tier; all of it is fetched unless `fetch`
-        is replaced.
+        *missing* is what was not planned to be in the fastest tier; all of it is fetched unless
+        `fetch` is replaced.
         """
         self.batch, self.needed, self.missing, self.fetch = batch, needed, missing, missing

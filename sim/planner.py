@@ -32,7 +32,7 @@ OnPlan = Callable[[LayerPlan], None]
 
 
 class Planner:
-    """Turn batches into plans under one policy. Steppable: a live model calls `step` layer by layer.
+    """Turn batches into plans under one policy; a live model calls `step` layer by layer.
 
     *capacities* holds the budget in bytes of each cached tier, fastest first; the tier below the
     last holds everything. With *exclusive* a slice lives in one cached tier only.
@@ -155,11 +155,11 @@ class Planner:
         return plan
 
     def _resolve(self, plan: LayerPlan, recency: list[int]) -> list[int]:
-        """Let the policy sort the missing slices; return what of *recency* the fast tier computes."""
+        """Let the policy sort what is missing; return the *recency* of what is computed here."""
         fetch, cpu, skip = self.policy.miss.resolve(plan.missing, plan.batch)
         if sorted([*fetch, *cpu, *skip]) != sorted(plan.missing):
             raise RuntimeError(
-                f"{type(self.policy.miss).__name__} must put every one of {plan.missing} in one list, "
+                f"{type(self.policy.miss).__name__} must put each of {plan.missing} in one list, "
                 f"got fetch {fetch}, cpu {cpu}, skip {skip}"
             )
         plan.fetch, plan.cpu, plan.skip = fetch, cpu, skip

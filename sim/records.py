@@ -110,7 +110,7 @@ class Recorder:
             sink(columns)
 
     def _derived(self, rows: Columns) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return the columns of `DERIVED`; what is missed and neither skipped nor lent is fetched."""
+        """Return the columns of `DERIVED`; a miss not skipped or run elsewhere is fetched."""
         if self._parts:
             looked_up, missed = np.frombuffer(self._bytes, np.int64).reshape(-1, 2).T.copy()
         else:

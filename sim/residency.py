@@ -65,9 +65,9 @@ class Cache:
         """Remove *slices*, which must be resident, named once and not *spared*."""
         before = len(self.resident)
         self.resident.difference_update(slices)
-        if len(self.resident) != before - len(slices) or any([s in spared for s in slices]):
+        if len(self.resident) != before - len(slices) or any(map(spared.__contains__, slices)):
             raise RuntimeError(
-                f"{type(self.eviction).__name__} evicts {list(slices)}, of which some are in use, not "
-                "resident or named twice"
+                f"{type(self.eviction).__name__} evicts {list(slices)}, some of which are in "
+                "use, not resident or named twice"
             )
         self.used -= self._size(slices)

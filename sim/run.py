@@ -138,9 +138,9 @@ def simulate(
 ) -> Result:
     """Run *source* under *setting* and return what came of it.
 
-    *sinks* hear of the records block by block, *on_plan* of every decision, *on_span* of everything that
-    occupied a lane, *on_step* of every forward step. *popularity* is a trace whose counts a `static` part
-    may use; without one such a part goes by expert index.
+    *sinks* hear of the records block by block, *on_plan* of every decision, *on_span* of everything
+    that occupied a lane, *on_step* of every forward step. *popularity* is a trace whose counts a
+    `static` part may use; without one such a part goes by expert index.
     """
     extent = memory.extent_of(source)
     stage = set_up(source.header, setting, extent)
@@ -201,7 +201,7 @@ def drive(
 
 
 def foresee(source: TraceSource, stage: Stage) -> Future:
-    """Return the future of *source*: the unique slices of every batch, as the policy will need them."""
+    """Return the unique slices that every batch of *source* will need under this policy."""
     policy, layout = stage.policy, stage.layout
     context = Context(layout, stage.capacities[0], (), np.random.default_rng(0))
     policy.routing.start(context)
@@ -217,8 +217,8 @@ def count(profile: ColumnSource, layout: Layout) -> list[int]:
     geometry = profile.header.geometry
     if (geometry.n_moe_layers, geometry.n_experts) != (layout.n_layers, layout.n_experts):
         raise InputError(
-            f"the profile has {geometry.n_moe_layers} MoE layers of {geometry.n_experts} experts, the "
-            f"run {layout.n_layers} of {layout.n_experts}",
+            f"the profile has {geometry.n_moe_layers} MoE layers of {geometry.n_experts} experts, "
+            f"the run {layout.n_layers} of {layout.n_experts}",
             where="popularity",
             way_out="use a trace of the same model",
         )

@@ -32,8 +32,8 @@ def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: in
         found.append("the routing is synthetic")
     if policy.alters_output:
         found.append(
-            "replayed lossy policy: recorded routing cannot react to what the policy changes, and no "
-            "accuracy is known; `moetier evaluate` runs it inside a model"
+            "replayed lossy policy: recorded routing cannot react to what the policy changes, and "
+            "no accuracy is known; `moetier evaluate` runs it inside a model"
         )
     if type(policy.warmup).__name__ != "Untouched":
         found.append("bytes brought by warm-up are counted but take no time and no energy")
@@ -52,7 +52,8 @@ def warnings_of(
     evicts_oldest = type(policy.eviction[0]).__name__ in ("LRU", "FIFO")
     if capacity < token and evicts_oldest and not metrics["prefetch_issued"]:
         found.append(
-            f"LRU cliff: one token's experts take {format_bytes(token)}, the cache {format_bytes(capacity)}; "
+            f"LRU cliff: one token's experts take {format_bytes(token)}, "
+            f"the cache {format_bytes(capacity)}; "
             "by the time a layer comes round again its experts are gone, so nothing hits"
         )
     prefetches = type(policy.prefetch).candidates is not Prefetch.candidates

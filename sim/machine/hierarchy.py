@@ -53,8 +53,8 @@ def build_hierarchy(
             )
     if names[0] != main.tier or len(names) < 2:
         raise InputError(
-            f"the tiers {names} must begin with '{main.tier}', which the processor computes from, and "
-            "be at least two",
+            f"the tiers {names} must be two or more, and begin with '{main.tier}', from which the "
+            "processor computes",
             where="tiers",
             way_out=f"'{profile.name}' has {known}",
         )

@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DenseWork:
-    """The dense work of every MoE layer, as coefficients of tokens and context; arrays (layers,)."""
+    """The dense work of every MoE layer, as coefficients of tokens and context: (layers,)."""
 
     weight_bytes: Ints
     token_ops: Ints  # per token
@@ -85,7 +85,7 @@ def dense_work(header: Header, weights: str, kv_bytes: int = 2) -> DenseWork:
         if recorded is None:
             raise
         token_ops = np.zeros(len(spans), np.int64)
-    stored = np.asarray(recorded) if recorded else _dense_bytes(geometry, spans, weights)
+    stored = _recorded(header, spans) if recorded else _dense_bytes(geometry, spans, weights)
     head_ops, head = np.zeros((2, len(spans)), np.int64)
     head_ops[-1], head[-1] = head_bytes(geometry, "bf16"), head_bytes(geometry, weights)
     kinds = [[geometry.attention_of(layer) for layer in span] for span in spans]
@@ -110,6 +110,16 @@ def _dense_bytes(geometry: Geometry, spans: list[range], weights: str) -> Ints:
     if others:
         moe.update(zip(others, dense_layer_bytes(geometry, weights), strict=True))
     return np.array([sum(moe[layer] for layer in span) for span in spans])
+
+
+def _recorded(header: Header, spans: list[range]) -> Ints:
+    """Return the bytes of the dense part that each MoE layer stands for, as the trace has them."""
+    moe = header.geometry.moe_layers
+    others = [layer for span in spans for layer in span if layer not in moe]
+    nbytes = dict(zip(moe, header.dense_bytes or (), strict=True))
+    if header.dense_layer_bytes is not None and len(header.dense_layer_bytes) == len(others):
+        nbytes.update(zip(others, header.dense_layer_bytes, strict=True))
+    return np.array([sum(nbytes.get(layer, 0) for layer in span) for span in spans])
 
 
 def kv_bytes_at(work: DenseWork, context: int, requests: int = 1) -> int:

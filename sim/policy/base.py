@@ -170,7 +170,7 @@ class Warmup(Part):
     """What is resident when decode begins?"""
 
     def initial(self) -> Sequence[int] | None:
-        """Return what is resident before the first batch, least valuable first; None for nothing."""
+        """Return what is resident before the first batch, least valuable first, or None."""
         return None
 
     def observe(self, needed: Sequence[int]) -> None:

@@ -8,8 +8,8 @@ from moetier.sim.policy.base import Context
 def hottest(context: Context) -> list[int]:
     """Return the most used slices that fit in the capacity, least used first.
 
-    Ties, and all slices when there is no profile, go by expert index within the layer, so that every
-    layer gets the same share.
+    Ties, and all slices when there is no profile, go by expert index within the layer, so that
+    every layer gets the same share.
     """
     layout, counts = context.layout, context.popularity
     order = range(len(layout.nbytes))

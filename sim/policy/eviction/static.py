@@ -31,7 +31,7 @@ class Static(Eviction):
                 self._passing[s] = None
 
     def victims(self, needed_bytes: int, pinned: Collection[int]) -> list[int]:
-        """Give up passing slices first, then kept ones: warm-up may have filled the cache with others."""
+        """Give up what passes through, then others that warm-up may have brought."""
         nbytes, chosen = self.context.layout.nbytes, []
         others = (s for s in sorted(self.context.resident) if s not in self._passing)
         for s in (*self._passing, *others):

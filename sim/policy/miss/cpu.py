@@ -13,8 +13,8 @@ from moetier.traces.batch import LayerBatch
 class Cpu(Miss):
     """Run a missed expert on the processor of the next tier, while the hits run on the first.
 
-    An expert with more than *max_tokens* tokens in the batch is fetched instead: computing then costs
-    more than moving (0: no limit).
+    An expert with more than *max_tokens* tokens in the batch is fetched instead: computing then
+    costs more than moving (0: no limit).
     """
 
     computes_below = True

@@ -11,9 +11,9 @@ from moetier.traces.batch import DECODE, LayerBatch
 class Skip(Miss):
     """Leave out a missed expert in decode; prefill fetches.
 
-    With *renormalise* the weights of the token's remaining experts are scaled up to their old sum. At
-    least *keep* of a batch's missing slices, in slot order, are fetched all the same, so that a cold
-    cache fills.
+    With *renormalise* the weights of the token's remaining experts are scaled up to their old sum.
+    At least *keep* of a batch's missing slices, in slot order, are fetched all the same, so that a
+    cold cache fills.
     """
 
     alters_output = True

@@ -35,8 +35,8 @@ class Uniform(Precision):
         size = math.ceil(geometry.expert_weights * cost / 8)
         if size > min(expert_bytes):
             raise InputError(
-                f"precision 'uniform': an expert at {self.bits} bits takes {size} bytes with its scales, "
-                f"more than the {min(expert_bytes)} of the stored format",
+                f"precision 'uniform': an expert at {self.bits} bits takes {size} bytes with its "
+                f"scales, more than the {min(expert_bytes)} of the stored format",
                 way_out="use fewer bits, or `precision: full`",
             )
         return Layout([[size]] * len(expert_bytes), geometry.n_experts)

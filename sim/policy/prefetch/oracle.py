@@ -11,7 +11,7 @@ from moetier.traces.batch import LayerBatch
 
 @prefetch.register("oracle")
 class Oracle(Prefetch):
-    """Bring what the next *depth* batches will need, the nearest first, at most *budget* (0: all)."""
+    """Bring what the next *depth* batches need, nearest first, at most *budget* (0: all)."""
 
     needs_future = True
 

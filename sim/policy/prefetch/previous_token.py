@@ -13,8 +13,8 @@ from moetier.traces.batch import LayerBatch
 class PreviousToken(Prefetch):
     """Bring, for the next *depth* layers, the slices their last batch used.
 
-    At most *budget* slices a layer (0: all). After the last layer comes the first of the next step. With
-    *cancel* a queued prefetch is withdrawn once its layer has run without it.
+    At most *budget* slices a layer (0: all). After the last layer comes the first of the next step.
+    With *cancel* a queued prefetch is withdrawn once its layer has run without it.
     """
 
     def __init__(self, depth: int = 1, budget: int = 0, cancel: bool = False) -> None:
