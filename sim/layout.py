@@ -18,13 +18,13 @@ class Layout:
     """
 
     __slots__ = (
+        "each",
         "layer_slices",
         "n_experts",
         "n_layers",
         "n_parts",
         "nbytes",
         "total_bytes",
-        "each",
     )
 
     def __init__(self, part_bytes: Sequence[Sequence[int]], n_experts: int) -> None:

@@ -22,7 +22,8 @@ _SUMMED = (
     "tokens", "assignments", "lookups", "misses", "late_hits", "compulsory", "skipped", "cpu",
     "lookup_bytes", "miss_bytes", "fetch_bytes", "lower_lookups", "lower_hits", "lower_bytes",
     "prefetch_issued", "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes",
-    "cancelled_bytes", "dropped_bytes", "demoted_bytes", "warmup_bytes", "wait_ns", "copy_ns", "dense_ns", "expert_ns",
+    "cancelled_bytes", "dropped_bytes", "demoted_bytes", "warmup_bytes",
+    "wait_ns", "copy_ns", "dense_ns", "expert_ns",
     *(f"energy_{name}_pj" for name in COMPONENTS),
 )  # fmt: skip
 
@@ -71,7 +72,7 @@ class Metrics:
         decode = decode[self._warmup :]
         both = np.concatenate((prefill, decode))
         total, pre, dec = self._sums(both), self._sums(prefill), self._sums(decode)
-        timed = decode[1:] if not self._warmup else decode  # the first step is excluded from TPOT
+        timed = table[_after_the_first(table[:, 0])][max(self._warmup - 1, 0) :]
         tpot = timed[:, 2] / 1e6
         lockstep = decode[:, 1]
         result: dict[str, Any] = {
@@ -131,6 +132,15 @@ def summarise(blocks: list[Columns], warmup_steps: int = 0) -> dict[str, Any]:
     for block in blocks:
         metrics(block)
     return metrics.summary()
+
+
+def _after_the_first(phase: Ints) -> npt.NDArray[np.bool_]:
+    """Return which steps TPOT averages: decode steps that follow a decode step.
+
+    The first one after a prefill pays for what prefill left behind, so it is excluded.
+    """
+    decode = phase == DECODE
+    return decode & np.concatenate(([False], decode[:-1]))
 
 
 def _read(sums: dict[str, int]) -> int:

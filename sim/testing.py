@@ -77,7 +77,7 @@ def toy_trace(
                 request = 0 if phase == PREFILL else at
                 rows.append((request, phase, step, position, layer, experts))
     names = ("request", "phase", "step", "position", "moe_layer", "experts")
-    columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+    columns: dict[str, Any] = {name: [row[i] for row in rows] for i, name in enumerate(names)}
     return ArrayTrace(header, [build(header, **columns)])
 
 

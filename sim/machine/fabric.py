@@ -29,7 +29,7 @@ class Fabric(Protocol):
         """Order the copies of *plan* at time *asked*."""
 
     def drop(self, slices: Sequence[int], now: int) -> int:
-        """Give up *slices*, which leave the fastest tier; return the bytes of prefetches dropped."""
+        """Give up *slices*, which leave the top; return the bytes of prefetches dropped."""
 
     def demote(self, slices: Sequence[int], now: int) -> None:
         """Begin to copy *slices* down to the second tier."""
@@ -95,7 +95,7 @@ class Links:
         return landed, copied, cpu_ready, len(late)
 
     def drop(self, slices: Sequence[int], now: int) -> int:
-        """Give up *slices*, which leave the fastest tier; return the bytes of prefetches dropped."""
+        """Give up *slices*, which leave the top; return the bytes of prefetches dropped."""
         dropped = 0
         if self._under_way:
             self._advance(now)
@@ -163,7 +163,7 @@ class Links:
                 t.hand_on()
 
     def _advance(self, to: int, fastest: int = 0) -> None:
-        """Start the queued prefetches whose turn came before *to*, on the slowest link up to *fastest*."""
+        """Start the prefetches whose turn came before *to*, on links up to *fastest*."""
         for hop in range(len(self._up) - 1, fastest - 1, -1):
             for transfer in self._up[hop].advance(to):
                 if transfer.hand_on():

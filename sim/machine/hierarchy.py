@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from moetier.sim.hardware import Compute, Link, Profile, Tier
 from moetier.traces.errors import InputError
@@ -64,7 +65,7 @@ def build_hierarchy(
     return Hierarchy(
         names=tuple(names),
         tiers=tuple(profile.tiers[name] for name in names),
-        links=tuple(profile.link(low, high) for high, low in zip(names, names[1:], strict=False)),
+        links=tuple(profile.link(low, high) for high, low in pairwise(names)),
         main=main,
         cpu=below[0] if below else None,
         static_power=profile.static_power,

@@ -1,4 +1,4 @@
-"""This module moves slices over one unwatched lane: a GPU's copy engine, with as little as possible.
+"""This module moves slices over one unwatched lane: the copy engine of a GPU.
 
 The rules are those of `machine.links` with one lane, where the order of transfers alone decides: a
 queue is an ordered dictionary, a transfer a number. It gives the same times as `machine.fabric`.
@@ -58,7 +58,7 @@ class OneLane:
         return max(landed, copied), copied, asked, late
 
     def drop(self, slices: Sequence[int], now: int) -> int:
-        """Give up *slices*, which leave the fastest tier; return the bytes of prefetches dropped."""
+        """Give up *slices*, which leave the top; return the bytes of prefetches dropped."""
         if not self._queue and not self._done:
             return 0
         self._advance(now)
