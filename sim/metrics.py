@@ -68,11 +68,12 @@ class Metrics:
     def summary(self) -> dict[str, Any]:
         """Return the metrics by name; shares and rates are fractions, missing values None."""
         table = self._table()
-        prefill, decode = table[table[:, 0] == PREFILL], table[table[:, 0] == DECODE]
-        decode = decode[self._warmup :]
+        decoding = table[:, 0] == DECODE
+        measured = decoding & (np.cumsum(decoding) > self._warmup)
+        prefill, decode = table[table[:, 0] == PREFILL], table[measured]
         both = np.concatenate((prefill, decode))
         total, pre, dec = self._sums(both), self._sums(prefill), self._sums(decode)
-        timed = table[_after_the_first(table[:, 0])][max(self._warmup - 1, 0) :]
+        timed = table[measured & _after_another(decoding)]
         tpot = timed[:, 2] / 1e6
         lockstep = decode[:, 1]
         result: dict[str, Any] = {
@@ -134,13 +135,9 @@ def summarise(blocks: list[Columns], warmup_steps: int = 0) -> dict[str, Any]:
     return metrics.summary()
 
 
-def _after_the_first(phase: Ints) -> npt.NDArray[np.bool_]:
-    """Return which steps TPOT averages: decode steps that follow a decode step.
-
-    The first one after a prefill pays for what prefill left behind, so it is excluded.
-    """
-    decode = phase == DECODE
-    return decode & np.concatenate(([False], decode[:-1]))
+def _after_another(decoding: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return which steps follow a decode step: TPOT leaves out the first one after a prefill."""
+    return np.concatenate(([False], decoding[:-1]))
 
 
 def _read(sums: dict[str, int]) -> int:
