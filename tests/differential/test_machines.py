@@ -1,10 +1,11 @@
 """The fast machine and the one made of SimPy processes say the same, to the byte.
 
-They share the rules written in `sim/machine/links.py`, the costs of compute, and no line of code that
-keeps the time of a copy.
+They share the rules written in `sim/machine/links.py`, the costs of compute, and no line of code
+that keeps the time of a copy.
 """
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +30,7 @@ def table(run: Run) -> dict[str, list[int]]:
     return {name: values.tolist() for name, values in run.records.items()}
 
 
-def shown(run: Run) -> list[object]:
+def shown(run: Run) -> Sequence[object]:
     """What occupied lanes and processors; names of transfers are a matter of taste."""
     return sorted(
         (s.lane, s.start, s.end, sorted(s.info.items()), "" if "link" in s.lane else s.name)
