@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moetier.experiments.canvas import COLORS, new_figure, save
-from moetier.experiments.figure_data import check_column
+from moetier.experiments.figure_data import check_column, differing, entry
 from moetier.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,13 +48,17 @@ def breakdown(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> p
             drawn[column] = values
             if values.any():
                 name = column.removeprefix(prefix)
-                ax.barh(range(len(rows)), values, left=left, color=color, label=NAMES.get(name, name))
+                ax.barh(
+                    range(len(rows)), values, left=left, color=color, label=NAMES.get(name, name)
+                )
             left = left + values
         ax.set_xlabel(f"{axis_title}\n← lower is better")
         ax.set_yticks(range(len(rows)), labels if at == 0 else [""] * len(rows))
         ax.invert_yaxis()
         ax.grid(False, axis="y")
-        ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, frameon=False, fontsize="small")
+        ax.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, frameon=False, fontsize="small"
+        )
     figure.suptitle(title)
     save(figure, path)
     import pandas as pd
@@ -64,12 +68,8 @@ def breakdown(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> p
 
 def _labels(rows: pd.DataFrame, plot: PlotConfig) -> list[str]:
     """Return one label per bar: the columns named, or those of the config that differ."""
-    names = [check_column(rows, name, key) for key, name in (("hue", plot.hue), ("x", plot.x)) if name]
-    if not names:
-        config = list(rows.columns[: list(rows.columns).index("status")])
-        names = [str(c) for c in config if rows[c].astype(str).nunique() > 1] or ["policy"]
-    return [", ".join(_entry(name, row[name]) for name in names) for _, row in rows.iterrows()]
-
-
-def _entry(name: str, value: Any) -> str:
-    return str(value) if name in ("policy", "hardware", "source") else f"{name}={value}"
+    names = [
+        check_column(rows, name, key) for key, name in (("hue", plot.hue), ("x", plot.x)) if name
+    ]
+    names = names or differing(rows) or ["policy"]
+    return [", ".join(entry(name, row[name]) for name in names) for _, row in rows.iterrows()]

@@ -22,7 +22,8 @@ def new_figure(width: float = 7.0, height: float = 4.4, columns: int = 1) -> tup
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError(
-            "figures need matplotlib, which is not installed", way_out="`pip install moetier[plots]`"
+            "figures need matplotlib, which is not installed",
+            way_out="`pip install moetier[plots]`",
         ) from None
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     axes = figure.subplots(1, columns)

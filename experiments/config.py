@@ -34,10 +34,14 @@ SWEEP_KEYS = ("base", "sweep", "zip", "plots")
 def parse_capacity(value: object) -> int | Fraction:
     """Return "2 GiB" in bytes and "25 %" as a fraction; raise `InputError` for anything else."""
     if not isinstance(value, str):
-        raise InputError(f"expected a size such as '2 GiB' or a share such as '25 %', got {value!r}")
+        raise InputError(
+            f"expected a size such as '2 GiB' or a share such as '25 %', got {value!r}"
+        )
     found = parse_share(value) if value.rstrip().endswith("%") else parse_bytes(value)
     if not found:
-        raise InputError(f"must be above zero, got {value!r}; leave the tier out to take what is left")
+        raise InputError(
+            f"must be above zero, got {value!r}; leave the tier out to take what is left"
+        )
     return found
 
 

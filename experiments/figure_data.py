@@ -75,7 +75,9 @@ def groups(table: pd.DataFrame, hue: str | None) -> list[tuple[str, list[int]]]:
 def _capacity_axis(texts: list[str], label: str) -> Axis:
     sizes = [parse_capacity(text) for text in texts]
     if all(isinstance(size, Fraction) for size in sizes):
-        return Axis([float(size * 100) for size in sizes], f"{label} (% of all expert bytes)", "lower")
+        return Axis(
+            [float(size * 100) for size in sizes], f"{label} (% of all expert bytes)", "lower"
+        )
     if any(isinstance(size, Fraction) for size in sizes):
         raise InputError(
             "sizes and shares cannot share an axis", way_out="use one of them, or capacity_bytes"
@@ -87,3 +89,16 @@ def _number(value: Any) -> float | None:
     if value is None or value != value:
         return None
     return float(value)
+
+
+def differing(table: pd.DataFrame) -> list[str]:
+    """Return the columns of the config (those before `status`) that differ between rows."""
+    names = [str(name) for name in table.columns]
+    return [n for n in names[: names.index("status")] if table[n].astype(str).nunique() > 1]
+
+
+def entry(name: str, value: Any) -> str:
+    """Return a config value as a label: names alone, others after the last part of their key."""
+    if name in ("policy", "hardware", "source"):
+        return str(value)
+    return f"{name.rpartition('.')[2]} {value}"

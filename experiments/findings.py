@@ -111,9 +111,7 @@ def _identical(points: list[Point], outcomes: Outcomes) -> list[str]:
         for scene in scenes.values():
             if len(scene) > 1:
                 names = " and ".join(str(p.values.get("policy", p.label)) for p in scene)
-                found.append(
-                    f"policy inert: {names} gave identical records at {_place(scene[0])}"
-                )
+                found.append(f"policy inert: {names} gave identical records at {_place(scene[0])}")
         firsts = [scene[0] for scene in scenes.values()]
         if len(firsts) > 1:
             names = "; ".join(point.label for point in firsts)

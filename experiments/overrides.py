@@ -46,7 +46,9 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str,
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
-            raise InputError(f"'{text}' has no value", where="--set", way_out="write --set key=value")
+            raise InputError(
+                f"'{text}' has no value", where="--set", way_out="write --set key=value"
+            )
         try:
             parsed = yaml.safe_load(value)
         except yaml.YAMLError:

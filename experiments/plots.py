@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from moetier.experiments.bars import breakdown
 from moetier.experiments.canvas import new_figure, palette, place_legend, save
-from moetier.experiments.figure_data import Axis, axis, check_column, done_rows, groups
+from moetier.experiments.figure_data import (
+    Axis,
+    axis,
+    check_column,
+    differing,
+    done_rows,
+    entry,
+    groups,
+)
 from moetier.experiments.files import inside
 from moetier.experiments.pareto import front
 from moetier.experiments.store import write_text
@@ -19,7 +27,12 @@ if TYPE_CHECKING:
 
     from moetier.experiments.sweep import PlotConfig
 
-ARROWS = {"lower": ("← lower is better", "↓ lower is better"), "higher": ("higher is better →",) * 2}
+ARROWS = {"lower": "← lower is better", "higher": "higher is better →"}
+"""On the vertical axis the text is turned, so that ← points down and → up."""
+
+FAINT = {"s": 26, "alpha": 0.4, "lw": 0}
+SOLID = {"s": 46}
+NOTED = 12  # points of a front that get a note each
 
 
 def draw_all(
@@ -62,15 +75,45 @@ def _pareto(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> pd.
     if len(edge) > 1:
         ax.plot(*zip(*edge, strict=True), color="0.35", lw=1.2, zorder=1, label="Pareto front")
     for (name, members), (color, marker) in zip(groups(rows, hue), palette(), strict=False):
-        for chosen, style in ((True, {"s": 46}), (False, {"s": 26, "alpha": 0.35, "lw": 0})):
+        ax.scatter([], [], color=color, marker=marker, label=name or None, **SOLID)  # the legend
+        for chosen, style in ((False, FAINT), (True, SOLID)):
             at = [points[i] for i in members if on[i] is chosen]
-            here = [p for p in at if p[0] == p[0] and p[1] == p[1]]
-            label = name if chosen or not any(on[i] for i in members) else None
-            xs, ys = [p[0] for p in here], [p[1] for p in here]
-            ax.scatter(xs, ys, color=color, marker=marker, label=label, zorder=2 + chosen, **style)
-    _finish(ax, x, y, hue, f"{title}: {y.title.partition(' (')[0]} against {x.title.partition(' (')[0]}")
+            xs, ys = [p[0] for p in at], [p[1] for p in at]
+            ax.scatter(xs, ys, color=color, marker=marker, zorder=2 + chosen, **style)
+    if not all(on):
+        ax.scatter([], [], color="0.4", label="dominated", **FAINT)
+    _note(ax, rows, plot, points, on)
+    _finish(ax, x, y, hue, title)
     save(figure, path)
     return _columns(rows, plot, {"on_front": on})
+
+
+def _note(
+    ax: Any,
+    rows: pd.DataFrame,
+    plot: PlotConfig,
+    points: list[tuple[float, float]],
+    on: list[bool],
+) -> None:
+    """Write beside each point of a short front what else was chosen there, such as its capacity."""
+    others = [
+        name
+        for name in differing(rows)
+        if name not in (plot.hue, plot.x, plot.y) and not (name == "policy" and plot.hue is None)
+    ]
+    if not others or sum(on) > NOTED:
+        return
+    for i, point in enumerate(points):
+        if on[i]:
+            text = ", ".join(entry(name, rows[name][i]) for name in others)
+            ax.annotate(
+                text,
+                point,
+                xytext=(6, 5),
+                textcoords="offset points",
+                fontsize="x-small",
+                color="0.25",
+            )
 
 
 def _scatter(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> pd.DataFrame:
@@ -125,10 +168,9 @@ def _columns(rows: pd.DataFrame, plot: PlotConfig, more: dict[str, Any]) -> pd.D
 
 
 def _finish(ax: Any, x: Axis, y: Axis, hue: str | None, title: str) -> None:
-    ax.set_title(title)
-    ax.set_xlabel("\n".join(filter(None, [x.title, ARROWS.get(x.better or "", ("", ""))[0]])))
-    arrow = ARROWS.get(y.better or "", ("", ""))[1]
-    ax.set_ylabel("\n".join(filter(None, [y.title, arrow])))
+    ax.set_title(f"{title}: {_bare(y.title)} against {_bare(x.title)}", fontsize="medium")
+    ax.set_xlabel("\n".join(filter(None, [x.title, ARROWS.get(x.better or "")])))
+    ax.set_ylabel("\n".join(filter(None, [y.title, ARROWS.get(y.better or "")])))
     for one, setter in ((x, ax.set_xticks), (y, ax.set_yticks)):
         if one.ticks is not None:
             setter([at for at, _ in one.ticks], [name for _, name in one.ticks])
@@ -137,3 +179,8 @@ def _finish(ax: Any, x: Axis, y: Axis, hue: str | None, title: str) -> None:
 
 def _nan(value: float | None) -> float:
     return float("nan") if value is None else value
+
+
+def _bare(title: str) -> str:
+    """Return an axis title without its unit."""
+    return title.partition(" (")[0]

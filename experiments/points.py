@@ -52,7 +52,9 @@ def expand_points(
         values = {**dict(zip(grid, chosen, strict=True)), **dict(zip(together, row, strict=True))}
         data = copy.deepcopy(dict(base))
         shown = {key: spell(key, value) for key, value in values.items()}
-        place = f"{where}, point {', '.join(f'{k}={v}' for k, v in shown.items())}" if values else where
+        place = (
+            f"{where}, point {', '.join(f'{k}={v}' for k, v in shown.items())}" if values else where
+        )
         with inside(place):
             for key, value in values.items():
                 set_key(data, key, copy.deepcopy(value))

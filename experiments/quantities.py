@@ -70,5 +70,5 @@ def quantity(name: str) -> Quantity:
     if name in QUANTITIES:
         return QUANTITIES[name]
     if name.startswith("capacity."):
-        return Quantity(f"{name.partition('.')[2]} for experts")
+        return Quantity(f"expert cache in {name.partition('.')[2]}")
     return Quantity(name.replace("_", " "), better=None)

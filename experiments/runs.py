@@ -92,9 +92,7 @@ def run(
     return _outcome(config, result, opened.fingerprint, digest.hex())
 
 
-def _outcome(
-    config: RunConfig, result: SimResult, fingerprint: str, digest: str
-) -> dict[str, Any]:
+def _outcome(config: RunConfig, result: SimResult, fingerprint: str, digest: str) -> dict[str, Any]:
     stage = result.stage
     full = resolved(config)
     full["weights"] = stage.weights

@@ -22,7 +22,7 @@ from moetier.traces.synthetic import Synthetic
 if TYPE_CHECKING:
     from moetier.sim.run import TraceSource
 
-HELD_BYTES = 256 << 20
+HELD_BYTES = 128 << 20
 """A source whose rows take less is read or drawn once per process."""
 
 
@@ -88,7 +88,9 @@ def _row_bytes(header: Header, with_scores: bool) -> int:
 def _reads_scores(config: RunConfig) -> bool:
     """Return whether a part may look at router scores or predictions, which are wide to read."""
     seams = expand(config.policy)
-    return any(seams[seam] != DEFAULTS[seam] for seam in ("routing", "precision", "prefetch", "miss"))
+    return any(
+        seams[seam] != DEFAULTS[seam] for seam in ("routing", "precision", "prefetch", "miss")
+    )
 
 
 def _with_model(opened: Opened, name: str) -> Opened:

@@ -129,7 +129,9 @@ def run_point(point: Point, folder: Path, records: bool) -> None:
     """Run one point and store what came of it; an error becomes a result too."""
     store = Store(folder)
     try:
-        result = run(point.config, where=None, records=store.records(point.key) if records else None)
+        result = run(
+            point.config, where=None, records=store.records(point.key) if records else None
+        )
         outcome = {"key": point.key, "status": "done", "error": None, **result}
     except Exception as error:
         text = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"

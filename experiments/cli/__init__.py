@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from moetier.experiments.cli import simulate, sweep
+from moetier.experiments.cli import bench, capture, listing, reproduce, simulate, sweep, trace
 from moetier.traces.errors import InputError
 
 
@@ -38,7 +38,7 @@ def _app() -> None:
     """Show help for the whole."""
 
 
-for _module in (simulate, sweep):
+for _module in (capture, trace, simulate, sweep, reproduce, listing, bench):
     _module.add_to(app)
 
 

@@ -68,3 +68,42 @@ def show_sweep(outcome: Outcome, console: Console | None = None) -> None:
         console.print(f"[red]failed:[/] {escape(text)}", soft_wrap=True)
     for warning in outcome.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+
+
+def show_mapping(values: dict[str, Any], console: Console | None = None) -> None:
+    """Print *values* as a table of names and values; what is null is not known."""
+    console = console or Console()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in values.items():
+        if name != "warnings":
+            table.add_row(name.replace("_", " "), escape(_cell(name, value)))
+    console.print(table)
+    for warning in values.get("warnings", []):
+        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+
+
+def show_table(
+    rows: list[dict[str, Any]], columns: list[str], console: Console | None = None
+) -> None:
+    """Print *columns* of *rows*."""
+    console = console or Console()
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(_cell(name, row.get(name))) for name in columns))
+    console.print(table)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    if isinstance(value, int) and "bytes" in name:
+        return f"{format_bytes(value)} ({value} bytes)"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(key, item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(_cell(name, item) for item in value) or "none"
+    return str(value)

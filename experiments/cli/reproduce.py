@@ -1,0 +1,51 @@
+"""This module is `moetier reproduce`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from moetier.experiments.cli.options import Json
+
+COLUMNS = ["paper", "name", "published", "ours", "low", "high", "ratio", "kind"]
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="Name of a paper, or `all`.")], json_: Json = False
+) -> None:
+    """Recompute published figures: published, ours, their ratio, and what was assumed."""
+    import difflib
+
+    from moetier.experiments.cli.show import show_table
+    from moetier.experiments.papers import paper_names
+    from moetier.experiments.papers import reproduce as recompute
+    from moetier.experiments.store import dump_json
+
+    known = paper_names()
+    if paper != "all" and paper not in known:
+        near = difflib.get_close_matches(paper, known, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        typer.echo(
+            f"error: unknown paper '{paper}'; {hint}known: {', '.join(known)}, all", err=True
+        )
+        raise typer.Exit(1)
+    rows = [
+        {"paper": name, **row.model_dump()}
+        for name in (known if paper == "all" else [paper])
+        for row in recompute(name)
+    ]
+    if json_:
+        typer.echo(dump_json(rows))
+        return
+    show_table(rows, COLUMNS)
+    for row in rows:
+        about = f": {row['reason']}" if row["reason"] else ""
+        typer.echo(f"{row['name']}: {row['what']}{about}")
+    for text in dict.fromkeys(text for row in rows for text in row["assumptions"]):
+        typer.echo(f"assumed: {text}")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to *app*."""
+    app.command()(reproduce)
