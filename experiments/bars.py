@@ -22,15 +22,16 @@ PARTS = {
 }
 NAMES = {
     "dense": "dense part", "wait": "waiting for copies", "expert": "experts", "compute": "compute",
-    "fast_tier": "fastest tier", "lower_tiers": "lower tiers", "links": "links", "static": "static power",
+    "fast_tier": "fastest tier", "lower_tiers": "lower tiers", "links": "links",
+    "static": "static power",
 }  # fmt: skip
 
 
 def breakdown(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> pd.DataFrame:
     """Draw the breakdown of *rows* to *path* and return the table drawn.
 
-    `y` may be `time` or `energy` (default: both, side by side); `x` names the column that labels the
-    bars (default: every column that differs).
+    `y` may be `time` or `energy` (default: both, side by side); `x` names the column that labels
+    the bars (default: every column that differs).
     """
     if plot.y is not None and plot.y not in PARTS:
         raise InputError(f"y: '{plot.y}' has no breakdown", way_out=f"use {' or '.join(PARTS)}")

@@ -30,7 +30,7 @@ from moetier.traces.synthetic import Synthetic
 
 MODEL, MACHINE, TIER = "qwen3-30b-a3b", "rtx-a6000", "hbm"
 TOKENS, REPEATS = 1000, 5
-SKEW, REUSE = 1.0, 0.5  # about 70 % hits at a quarter of the experts
+SKEW, REUSE = 1.0, 0.35  # about 70 % hits at a quarter of the experts
 QUARTER, SCARCE = Fraction(1, 4), Fraction(1, 20)
 LONG_TOKENS, LONG_MB = 100_000, 600
 
@@ -70,7 +70,7 @@ def timed_run(
 
 
 def peer(source: ArrayTrace) -> Callable[[], tuple[float, int, int]] | None:
-    """Return a function giving the peer's seconds, hits and lookups; None if it is not installed."""
+    """Return a function giving the peer's seconds, hits and lookups; None without the peer."""
     try:
         replay = importlib.import_module("moe_policylang.benchmark.replay")
     except ImportError:
@@ -144,7 +144,7 @@ def row(name: str, rates: list[float], peer_rates: list[float] | None = None, **
 
 
 def _tokens_linear(source: ArrayTrace, tokens: int, repeats: int) -> Row:
-    """Return the cost per token at three lengths; the ratio is that of the longest to the shortest."""
+    """Return the cost per token at three lengths; the ratio is longest to shortest."""
     sizes = [max(tokens // 2, 1), tokens, 2 * tokens]
     geometry = source.header.geometry
     sources = [source if size == tokens else made(geometry, size) for size in sizes]

@@ -1,4 +1,4 @@
-"""This module sets up matplotlib figures the same way for every plot: size, colours, legend, saving."""
+"""This module sets up every figure the same way: size, colours, legend, saving."""
 
 from __future__ import annotations
 

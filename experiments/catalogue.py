@@ -64,7 +64,7 @@ def models() -> list[Entry]:
         size = "size unknown" if total is None else f"{format_bytes(total)} of experts in bf16"
         found.append({
             "kind": "model", "name": name,
-            "summary": f"{g.n_moe_layers} MoE layers of {g.n_experts} experts, top {g.top_k}, {size}",
+            "summary": f"{g.n_moe_layers} layers of {g.n_experts} experts, top {g.top_k}, {size}",
             "n_moe_layers": g.n_moe_layers, "n_experts": g.n_experts, "top_k": g.top_k,
             "expert_bytes_bf16": total, "source": g.source, "unverified": g.unverified,
         })  # fmt: skip

@@ -32,7 +32,7 @@ SWEEP_KEYS = ("base", "sweep", "zip", "plots")
 
 
 def parse_capacity(value: object) -> int | Fraction:
-    """Return "2 GiB" in bytes and "25 %" as a fraction; raise `InputError` for anything else."""
+    """Return "2 GiB" in bytes and "25 %" as a fraction; raise `InputError` for others."""
     if not isinstance(value, str):
         raise InputError(
             f"expected a size such as '2 GiB' or a share such as '25 %', got {value!r}"
@@ -47,7 +47,7 @@ def parse_capacity(value: object) -> int | Fraction:
 
 def spell_capacity(value: int | Fraction) -> str:
     """Write a capacity exactly, so that `parse_capacity` reads it back."""
-    kind = Share if isinstance(value, Fraction) else Bytes
+    kind: Any = Share if isinstance(value, Fraction) else Bytes
     spelled: str = TypeAdapter(kind).dump_python(value, mode="json")
     return spelled
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from functools import lru_cache
 from statistics import fmean
 
 from moetier.experiments.points import Point
@@ -50,20 +49,22 @@ class Head:
 
 def estimate_s(points: list[Point], jobs: int) -> float | None:
     """Return how many seconds *points* take in *jobs* processes; None if those tried fail."""
-    costs = [cost for point in (points[0], points[-1]) if (cost := _cost(point)) is not None]
+    known: dict[str, int] = {}
+    tried = [_cost(point, _steps(point, known)) for point in (points[0], points[-1])]
+    costs = [cost for cost in tried if cost is not None]
     if not costs:
         return None
-    steps = sum(_steps(open_source(point.config).source) for point in points)
+    steps = sum(_steps(point, known) for point in points)
     fixed, per_step = fmean(c[0] for c in costs), fmean(c[1] for c in costs)
     n = jobs if jobs > 0 else os.cpu_count() or 1
     n = min(n, len(points))
     return (fixed * len(points) + per_step * steps) / n + (PROCESS_S if n > 1 else 0)
 
 
-def _cost(point: Point) -> tuple[float, float] | None:
+def _cost(point: Point, total: int) -> tuple[float, float] | None:
     """Return seconds per run and per step, from runs over more and more of the source."""
     source = open_source(point.config).source
-    total, steps = _steps(source), FIRST_STEPS
+    steps = FIRST_STEPS
     try:
         fixed = _seconds(point, source, 1)
         while True:
@@ -83,6 +84,9 @@ def _seconds(point: Point, source: TraceSource, steps: int) -> float:
     return time.perf_counter() - begin
 
 
-@lru_cache(maxsize=8)
-def _steps(source: TraceSource) -> int:
-    return extent_of(source).steps
+def _steps(point: Point, known: dict[str, int]) -> int:
+    """Return the number of steps of a point's source; *known* holds those counted before."""
+    opened = open_source(point.config)
+    if opened.fingerprint not in known:
+        known[opened.fingerprint] = extent_of(opened.source).steps
+    return known[opened.fingerprint]

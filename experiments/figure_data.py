@@ -1,4 +1,4 @@
-"""This module prepares columns of results for figures: numbers, labels, groups. It draws nothing."""
+"""This module prepares columns of results for figures: numbers, labels, groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Axis:
 
 def done_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of points that are done; raise `InputError` when there are none."""
-    rows = table[table["status"] == "done"].reset_index(drop=True)
+    rows: pd.DataFrame = table.loc[table["status"] == "done"].reset_index(drop=True)
     if rows.empty:
         raise InputError("no point is done, so there is nothing to draw")
     return rows
@@ -48,7 +48,7 @@ def check_column(table: pd.DataFrame, name: str | None, key: str) -> str:
 
 def axis(table: pd.DataFrame, name: str) -> Axis:
     """Return the column *name* as an axis: numbers scaled to their unit, names as 0, 1, 2, ..."""
-    column = table[name]
+    column = table[name].tolist()
     about = quantity(name)
     if name.startswith("capacity.") and all(isinstance(value, str) for value in column):
         return _capacity_axis([str(value) for value in column], about.label)
@@ -94,7 +94,8 @@ def _number(value: Any) -> float | None:
 def differing(table: pd.DataFrame) -> list[str]:
     """Return the columns of the config (those before `status`) that differ between rows."""
     names = [str(name) for name in table.columns]
-    return [n for n in names[: names.index("status")] if table[n].astype(str).nunique() > 1]
+    config = names[: names.index("status")]
+    return [name for name in config if len({str(value) for value in table[name].tolist()}) > 1]
 
 
 def entry(name: str, value: Any) -> str:

@@ -32,7 +32,7 @@ def flatten(outcome: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judge(points: list[Point], outcomes: Outcomes) -> tuple[list[float | None], list[str]]:
-    """Return each point's distance to Belady, None without such an arm, and the sweep's warnings."""
+    """Return each point's distance to Belady (None without such an arm), and warnings."""
     policies = {point.key: full_policy(point.config.policy) for point in points}
     scenes: dict[str, list[Point]] = defaultdict(list)
     for point in points:
@@ -43,7 +43,7 @@ def judge(points: list[Point], outcomes: Outcomes) -> tuple[list[float | None], 
         done = [point for point in scene if outcomes[point.key]["status"] == "done"]
         for point in done:
             oracle = _oracle_of(point, done, policies)
-            gaps[point.key] = _gap(outcomes[point.key], oracle and outcomes[oracle.key])
+            gaps[point.key] = _gap(outcomes[point.key], outcomes[oracle.key] if oracle else None)
             if oracle and _is_lru(policies[point.key]) and _gains_nothing(gaps[point.key]):
                 warnings.append(
                     f"no cache opportunity at {_place(point)}: even the oracle saves less than "
@@ -61,12 +61,12 @@ def _scene(point: Point) -> str:
     return json.dumps(data, sort_keys=True)
 
 
-def _eviction(policy: Mapping[str, Any]) -> Any:
+def _eviction(policy: Mapping[str, Any]) -> str:
     """Return the name of the fastest tier's eviction policy."""
     value = policy["eviction"]
     if isinstance(value, dict) and "kind" not in value:
         value = next(iter(value.values()), "lru")
-    return value["kind"] if isinstance(value, dict) else value
+    return str(value["kind"] if isinstance(value, dict) else value)
 
 
 def _oracle_of(
@@ -90,7 +90,8 @@ def _gap(mine: Mapping[str, Any], oracle: Mapping[str, Any] | None) -> float | N
 
 
 def _is_lru(policy: Mapping[str, Any]) -> bool:
-    return _eviction(policy) == "lru" and policy["prefetch"] == "none" and policy["miss"] == "fetch"
+    demand_only = policy["prefetch"] == "none" and policy["miss"] == "fetch"
+    return demand_only and _eviction(policy) == "lru"
 
 
 def _gains_nothing(gap: float | None) -> bool:

@@ -23,9 +23,9 @@ def set_key(data: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     if not all([*path, last]):
         raise InputError(f"'{key}' is not a key", way_out="write keys as a.b.c")
-    at = data
+    at: dict[str, Any] = data
     for depth, part in enumerate(path):
-        inner = at.setdefault(part, {})
+        inner: Any = at.setdefault(part, {})
         if part == "policy" and isinstance(inner, str):
             inner = at[part] = {"preset": inner}
         if inner is None:

@@ -1,4 +1,4 @@
-"""This module turns a sweep into its points: one checked run config each, with a key that names it."""
+"""This module turns a sweep into its points: checked run configs, each with a key."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _profile(name: str) -> str:
 
 
 def check_axes(grid: Mapping[str, Any], together: Mapping[str, Any], where: str) -> None:
-    """Check the lists of a sweep: not empty, no key twice, and equally long where they go together."""
+    """Check the lists of a sweep: not empty, no key twice, and those of `zip` equally long."""
     for block, lists in (("sweep", grid), ("zip", together)):
         for key, values in lists.items():
             if not isinstance(values, list) or not values:

@@ -17,8 +17,8 @@ from moetier.experiments.sources import open_source, open_trace_file
 from moetier.experiments.timeline import TimelineWriter
 from moetier.sim.hardware import Profile, load_profile
 from moetier.sim.records import Columns, OnColumns, RecordWriter
-from moetier.sim.run import Setting, simulate
 from moetier.sim.run import Result as SimResult
+from moetier.sim.run import Setting, simulate
 
 
 class Digest:

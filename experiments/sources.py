@@ -43,7 +43,7 @@ def open_source(config: RunConfig) -> Opened:
             way_out="use `moetier evaluate`, which a later version brings, or capture a trace",
         )
     if config.synthetic is not None:
-        return _synthetic(config.synthetic)
+        return _synthetic(config.synthetic.model_dump_json())
     assert config.trace is not None
     with inside("trace"):
         opened = open_trace_file(config.trace, with_scores=_reads_scores(config))
@@ -68,14 +68,15 @@ def _trace(path: Path, with_scores: bool, mtime_ns: int, size: int) -> Opened:
 
 
 @lru_cache(maxsize=4)
-def _synthetic(spec: SyntheticConfig) -> Opened:
+def _synthetic(text: str) -> Opened:
+    spec = SyntheticConfig.model_validate_json(text)
     arguments = spec.model_dump()
     geometry = load_geometry(arguments.pop("geometry"))
     source = Synthetic(geometry, **arguments)
     rows = (spec.prompt + spec.tokens) * spec.requests * geometry.n_moe_layers
     held = rows * _row_bytes(source.header, False) < HELD_BYTES
-    text = json.dumps([arguments, geometry.model_dump(mode="json")], sort_keys=True)
-    fingerprint = hashlib.sha256(text.encode()).hexdigest()
+    content = json.dumps([arguments, geometry.model_dump(mode="json")], sort_keys=True)
+    fingerprint = hashlib.sha256(content.encode()).hexdigest()
     return Opened(ArrayTrace.of(source) if held else source, fingerprint)
 
 

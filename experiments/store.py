@@ -1,4 +1,4 @@
-"""This module keeps the results of runs and sweeps on disk; every file appears whole or not at all."""
+"""This module keeps results on disk; every file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ class Store:
         """Write *rows* as results.parquet and results.csv, a column per key."""
         import pandas as pd
 
-        table = pd.DataFrame(rows)
-        for name in table.columns[table.dtypes == object]:
-            table[name] = table[name].map(_cell)
+        table = pd.DataFrame(_one_type(rows))
         with replacing(self.folder / RESULTS) as temporary:
             table.to_parquet(temporary, index=False)
         with replacing(self.folder / "results.csv") as temporary:
@@ -114,11 +112,18 @@ class Store:
         return pd.read_parquet(path)
 
 
-def _cell(value: Any) -> Any:
-    """Return one cell as a column of text can hold it."""
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    return json.dumps(value)
+def _one_type(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return *rows* with the columns that mix text and other values turned into text."""
+    kinds: dict[str, set[bool]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if value is not None:
+                kinds.setdefault(name, set()).add(isinstance(value, str))
+    mixed = {name for name, found in kinds.items() if len(found) > 1}
+    return [
+        {name: str(v) if name in mixed and v is not None else v for name, v in row.items()}
+        for row in rows
+    ]
 
 
 def _finite(value: Any) -> Any:

@@ -129,9 +129,7 @@ def run_point(point: Point, folder: Path, records: bool) -> None:
     """Run one point and store what came of it; an error becomes a result too."""
     store = Store(folder)
     try:
-        result = run(
-            point.config, where=None, records=store.records(point.key) if records else None
-        )
+        result = run(point.config, records=store.records(point.key) if records else None)
         outcome = {"key": point.key, "status": "done", "error": None, **result}
     except Exception as error:
         text = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
@@ -142,7 +140,7 @@ def run_point(point: Point, folder: Path, records: bool) -> None:
 
 
 def is_done(store: Store, key: str, records: bool) -> bool:
-    """Return whether *store* holds a good outcome of the point *key*; a failed one is tried again."""
+    """Return whether *store* holds a good outcome of *key*; a failed one is tried again."""
     found = store.point(key)
     if found is None or found["status"] != "done":
         return False
@@ -166,7 +164,8 @@ def _perform(
     """Run the points *todo*, yielding after each."""
     if (jobs == 1 and backend == "loky") or len(todo) < 2:
         for point in todo:
-            yield run_point(point, folder, records)
+            run_point(point, folder, records)
+            yield
         return
     import joblib
 
@@ -178,19 +177,21 @@ def _perform(
         stack.enter_context(joblib.parallel_config(backend=backend, n_jobs=jobs))
         ordered = "generator_unordered" if backend == "loky" else "list"
         tasks = (joblib.delayed(run_point)(point, folder, records) for point in todo)
-        yield from joblib.Parallel(return_as=ordered, batch_size=1)(tasks)
+        parallel: Any = joblib.Parallel(return_as=ordered)
+        yield from parallel(tasks)
 
 
 def _gather(config: SweepConfig, points: list[Point], store: Store, resumed: int) -> Outcome:
     """Write the table of results with everything needed to understand it."""
     outcomes = {point.key: store.point(point.key) or _lost(point.key) for point in points}
     gaps, warnings = judge(points, outcomes)
+    columns = dict.fromkeys(name for point in points for name in axes(point))
     rows, failed, limitations = [], [], dict[str, None]()
     for point, gap in zip(points, gaps, strict=True):
         found = outcomes[point.key]
         limitations |= dict.fromkeys(found.get("known_limitations", []))
         rows.append({
-            **axes(point), "status": found["status"], "error": found["error"],
+            **columns, **axes(point), "status": found["status"], "error": found["error"],
             **flatten(found), "oracle_gap": gap,
             "warnings": " | ".join(found.get("warnings", [])), "key": point.key,
         })  # fmt: skip

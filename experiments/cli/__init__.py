@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Which experts of a Mixture-of-Experts model should live in which memory, and when should they move?",
+    help="Say which experts of a Mixture-of-Experts model should live in which memory, and when.",
 )
 
 

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from moetier.experiments.sweep import Outcome
 
 MAIN = (
-    "tpot_ms", "tpot_p95_ms", "ttft_ms", "tokens_per_s", "hit_rate_decode", "miss_rate", "byte_miss_rate",
-    "compulsory_miss_rate", "late_hit_rate", "bytes_per_token", "stall_share", "copy_share",
-    "prefetch_precision", "prefetch_coverage", "energy_mj_per_token", "peak_bytes", "accuracy",
+    "tpot_ms", "tpot_p95_ms", "ttft_ms", "tokens_per_s",
+    "hit_rate_decode", "miss_rate", "byte_miss_rate", "compulsory_miss_rate", "late_hit_rate",
+    "bytes_per_token", "stall_share", "copy_share", "prefetch_precision", "prefetch_coverage",
+    "energy_mj_per_token", "peak_bytes", "accuracy",
 )  # fmt: skip
 
 

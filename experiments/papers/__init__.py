@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -108,13 +108,13 @@ def reproduce(name: str) -> list[Row]:
     """Return every figure of the paper *name* beside ours."""
     from moetier.experiments.studies import STUDIES
 
-    paper = load_paper(name)
-    rows = STUDIES.create(paper.study, {"paper": paper}, where=f"experiments/papers/{name}.yaml")
+    paper, where = load_paper(name), f"experiments/papers/{name}.yaml"
+    rows: list[Any] = STUDIES.create(paper.study, {"paper": paper}, where)
     missing = set(paper.figures) - {item.name for item in rows}
     if missing:
         raise InputError(
             f"the study leaves out {', '.join(sorted(missing))}",
-            where=f"experiments/papers/{name}.yaml",
+            where=where,
             way_out="return a row for each figure, `not-testable` with a reason where need be",
         )
     return rows
