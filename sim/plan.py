@@ -29,6 +29,7 @@ class LayerPlan:
     fetch_hops: list[int] | None = None
     cpu_hops: list[int] | None = None
     prefetch_hops: list[int] | None = None
+    cancelled_hops: list[int] | None = None
     compulsory: int = 0  # misses of slices that were never resident before
     prefetch_used: int = 0  # slices brought early and used for the first time in this batch
     prefetch_wasted: int = 0  # bytes brought early and evicted unused by this batch

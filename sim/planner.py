@@ -115,6 +115,8 @@ class Planner:
         plan = LayerPlan(batch, needed, missing)
         if self._rare:
             plan.rare, plan.cancelled = True, cancelled
+            if cancelled and self._lower is not None:
+                plan.cancelled_hops = [2 if s in self._deep else 1 for s in cancelled]
         if missing:
             if self._fresh:
                 fresh = self._fresh.intersection(missing)
@@ -135,21 +137,24 @@ class Planner:
         plan.peak = top.used
         evicted: list[int] = []
         if top.used > top.capacity:
-            evicted = top.trim(self._pinned.union(recency) if self._pinned else recency)
+            evicted = top.trim(self._pinned.union(recency))
+            if self._pinned and top.used > top.capacity:
+                evicted += self._give_way(recency)
         if self._prefetches:
-            evicted += self._prefetch(plan, recency)
+            evicted = self._prefetch(plan, recency, evicted)
         if self._releases:
             evicted += top.release(needed, self._pinned)
         if evicted:
-            self._leave(plan, evicted)
+            plan.evicted = evicted
+            if self._rare:
+                self._leave(plan, evicted)
         plan.resident = top.used
         if batch.phase == PREFILL:
             self.policy.warmup.observe(needed)
-        if self._warmup_bytes:
-            plan.warmup_bytes, self._warmup_bytes = self._warmup_bytes, 0
-        if self._replaced:
-            plan.replaced, self._replaced = self._replaced, []
+        if self._warmup_bytes or self._replaced:
             plan.rare = True
+            plan.warmup_bytes, self._warmup_bytes = self._warmup_bytes, 0
+            plan.replaced, self._replaced = self._replaced, []
         if self._on_plan is not None:
             self._on_plan(plan)
         return plan
@@ -193,36 +198,58 @@ class Planner:
             lower.trim(set(slices))
         return hops
 
-    def _prefetch(self, plan: LayerPlan, pinned: list[int]) -> list[int]:
-        """Admit what is wanted early and fits beside the batch; return who had to leave."""
+    def _give_way(self, active: list[int]) -> list[int]:
+        """Evict what was brought early, as the *active* slices of a large batch need its room."""
+        left = self._top.trim(set(active))
+        gone = self._pinned.intersection(left)
+        self._pinned -= gone
+        self._pinned_bytes -= self.layout.size(gone)
+        self._ahead = [[s for s in ahead if s not in gone] for ahead in self._ahead]
+        return left
+
+    def _prefetch(self, plan: LayerPlan, active: list[int], evicted: list[int]) -> list[int]:
+        """Admit what is wanted early and fits beside the batch; return all who have to leave.
+
+        What the batch has just *evicted* is still there when it is wanted again: it stays for free.
+        """
         candidates = self.policy.prefetch.candidates(plan.batch, plan.needed)
         if not candidates:
-            return []
+            return evicted
         top = self._top
         wanted = [s for s in dict.fromkeys(candidates) if s not in top.resident]
         if not wanted:
-            return []
-        room = top.capacity - self._pinned_bytes - self.layout.size(pinned)
+            return evicted
+        room = top.capacity - self._pinned_bytes - self.layout.size(active)
         admitted = wanted
         if self.layout.size(wanted) > room and not top.eviction.ignores_capacity:
             admitted = list(self._fitting(wanted, room))
         if not admitted:
-            return []
+            return evicted
         for layer, group in groupby(admitted, self.layout.layer_of):
             self._ahead[layer].extend(group)
         self._pinned.update(admitted)
         self._pinned_bytes += self.layout.size(admitted)
+        top.insert(admitted)
+        spared = set(admitted).intersection(evicted)
+        if spared:
+            evicted = [s for s in evicted if s not in spared]
+            admitted = [s for s in admitted if s not in spared]
+        self._bring(plan, admitted)
+        if top.used > top.capacity:
+            evicted += top.trim(self._pinned.union(active))
+        return evicted
+
+    def _bring(self, plan: LayerPlan, admitted: list[int]) -> None:
+        """Book the copies of what was *admitted* early."""
         self._fresh.difference_update(admitted)
-        if self._lower is not None:
+        if self._lower is not None and admitted:
             uncounted = LayerPlan(plan.batch, [], [])
             hops = plan.prefetch_hops = self._bring_up(uncounted, admitted)
             for s, n in zip(admitted, hops, strict=True):
                 (self._deep.add if n > 1 else self._deep.discard)(s)
-        top.insert(admitted)
         self._early.update(admitted)
         plan.prefetch = admitted
-        plan.peak = max(plan.peak, top.used)
-        return top.trim(self._pinned.union(pinned)) if top.used > top.capacity else []
+        plan.peak = max(plan.peak, self._top.used)
 
     def _fitting(self, wanted: list[int], room: int) -> Iterator[int]:
         """Yield *wanted* slices, the first ones first, until one does not fit in *room* bytes."""
@@ -245,13 +272,21 @@ class Planner:
         self._top.remove(withdrawn)
         self._early.difference_update(withdrawn)
         if self._lower is not None:
-            below = self._lower.resident
-            self._lower.remove([s for s in withdrawn if s in self._deep and s in below])
+            self._stay_below(withdrawn)
         return withdrawn
+
+    def _stay_below(self, withdrawn: list[int]) -> None:
+        """Undo in the second tier what the prefetches that were *withdrawn* had planned there."""
+        lower = self._lower
+        assert lower is not None
+        deep = [s for s in withdrawn if s in self._deep]
+        lower.remove([s for s in deep if s in lower.resident])
+        if self.exclusive:  # the others never left it
+            lower.insert([s for s in withdrawn if s not in self._deep])
+            lower.trim(frozenset())
 
     def _leave(self, plan: LayerPlan, evicted: list[int]) -> None:
         """Book what leaves the fastest tier: wasted prefetches, demotion to the tier below."""
-        plan.evicted = evicted
         if self._early:
             wasted = self._early.intersection(evicted)
             plan.prefetch_wasted = self.layout.size(wasted)

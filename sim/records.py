@@ -131,15 +131,17 @@ class Recorder:
         ))  # fmt: skip
 
     def _from_below(self, plan: LayerPlan) -> int:
-        """Return the bytes that came from the tier below the second."""
+        """Return the bytes ordered from the tier below the second, less what was cancelled."""
         nbytes, total = self._nbytes, 0
-        for slices, hops, least in (
-            (plan.fetch, plan.fetch_hops, 2),
-            (plan.prefetch, plan.prefetch_hops, 2),
-            (plan.cpu, plan.cpu_hops, 1),
+        for slices, hops, least, sign in (
+            (plan.fetch, plan.fetch_hops, 2, 1),
+            (plan.prefetch, plan.prefetch_hops, 2, 1),
+            (plan.cpu, plan.cpu_hops, 1, 1),
+            (plan.cancelled, plan.cancelled_hops, 2, -1),
         ):
             if hops:
-                total += sum(nbytes[s] for s, n in zip(slices, hops, strict=True) if n >= least)
+                found = [nbytes[s] for s, n in zip(slices, hops, strict=True) if n >= least]
+                total += sign * sum(found)
         return total
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from moetier.sim.layout import Layout
 from moetier.sim.policy.base import Eviction
@@ -30,26 +30,33 @@ class Cache:
         self.used += self._size(slices)
         self.eviction.insert(slices)
 
-    def trim(self, pinned: Collection[int]) -> list[int]:
+    def trim(self, pinned: set[int] | frozenset[int]) -> list[int]:
         """Evict until the tier is within capacity, sparing what is *pinned*; return who left."""
         excess = self.used - self.capacity
         if excess <= 0 or self.eviction.ignores_capacity:
             return []
         victims = self.eviction.victims(excess, pinned)
-        self._drop(victims, pinned)
+        self._spare(pinned, victims)
+        self._drop(victims)
+        if self.used > self.capacity and not self.resident <= pinned:
+            raise RuntimeError(
+                f"{type(self.eviction).__name__} evicts {victims}, which leaves "
+                f"{self.used - self.capacity} bytes over the capacity, though others could go"
+            )
         return victims
 
-    def release(self, needed: Sequence[int], pinned: Collection[int]) -> list[int]:
+    def release(self, needed: Sequence[int], pinned: set[int]) -> list[int]:
         """Let go of what the policy does not keep after a batch that used *needed*."""
         done = self.eviction.release(needed, pinned)
         if done:
-            self._drop(done, pinned)
+            self._spare(pinned, done)
+            self._drop(done)
         return done
 
     def remove(self, slices: Sequence[int]) -> None:
         """Take *slices* out for a reason that is not the policy's."""
         self.eviction.forget(slices)
-        self._drop(slices, ())
+        self._drop(slices)
 
     def replace(self, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
         """Make exactly *wanted* resident, least valuable first; return (who left, who came)."""
@@ -61,13 +68,21 @@ class Cache:
         self.eviction.touch(wanted)
         return left, came
 
-    def _drop(self, slices: Sequence[int], spared: Collection[int]) -> None:
-        """Remove *slices*, which must be resident, named once and not *spared*."""
-        before = len(self.resident)
-        self.resident.difference_update(slices)
-        if len(self.resident) != before - len(slices) or any(map(spared.__contains__, slices)):
+    def _spare(self, pinned: set[int] | frozenset[int], leaving: Sequence[int]) -> None:
+        """Refuse that anything *pinned* leaves."""
+        if not pinned.isdisjoint(leaving):
             raise RuntimeError(
-                f"{type(self.eviction).__name__} evicts {list(slices)}, some of which are in "
-                "use, not resident or named twice"
+                f"{type(self.eviction).__name__} evicts {sorted(pinned.intersection(leaving))}, "
+                "which are in use"
+            )
+
+    def _drop(self, slices: Sequence[int]) -> None:
+        """Remove *slices*, which must be resident and named once."""
+        left = len(self.resident) - len(slices)
+        self.resident.difference_update(slices)
+        if len(self.resident) != left:
+            raise RuntimeError(
+                f"{type(self.eviction).__name__} evicts {list(slices)}, some of which are not "
+                "resident or named twice"
             )
         self.used -= self._size(slices)
