@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from moetier.experiments.canvas import COLORS, new_figure, save
 from moetier.experiments.figure_data import check_column, differing, entry
 from moetier.traces.errors import InputError
@@ -42,17 +40,17 @@ def breakdown(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> p
     drawn: dict[str, Any] = {"label": labels}
     for at, (kind, ax) in enumerate(zip(shown, [axes] if len(shown) == 1 else axes, strict=True)):
         prefix, axis_title = PARTS[kind]
-        left = np.zeros(len(rows))
+        left = [0.0] * len(rows)
         columns = [str(c) for c in rows.columns if str(c).startswith(prefix)]
         for column, color in zip(columns, COLORS, strict=False):
-            values = rows[column].astype(float).fillna(0.0).to_numpy()
+            values = [float(v) if v == v and v is not None else 0.0 for v in rows[column].tolist()]
             drawn[column] = values
-            if values.any():
+            if any(values):
                 name = column.removeprefix(prefix)
                 ax.barh(
                     range(len(rows)), values, left=left, color=color, label=NAMES.get(name, name)
                 )
-            left = left + values
+            left = [a + b for a, b in zip(left, values, strict=True)]
         ax.set_xlabel(f"{axis_title}\n← lower is better")
         ax.set_yticks(range(len(rows)), labels if at == 0 else [""] * len(rows))
         ax.invert_yaxis()

@@ -18,9 +18,9 @@ from pydantic import (
 
 from moetier.experiments.files import find_file, inside
 from moetier.experiments.overrides import apply_overrides
-from moetier.sim.hardware import load_profile
+from moetier.sim.hardware import Profile, load_profile
 from moetier.sim.machine.hierarchy import build_hierarchy
-from moetier.sim.policy.compose import compose
+from moetier.sim.policy.compose import compose, name_of
 from moetier.sim.units import Bytes, Share, parse_bytes, parse_share
 from moetier.sim.yaml_input import check, read_yaml
 from moetier.traces.errors import InputError
@@ -113,6 +113,8 @@ class RunConfig(_Block):
         if len(given) != 1:
             got = " and ".join(given) or "none"
             raise ValueError(f"expected one routing source of {', '.join(SOURCES)}, got {got}")
+        if self.model is not None and self.trace is None:
+            raise ValueError(f"model '{self.model}' completes a trace, and none is given; drop it")
         return self
 
 
@@ -146,7 +148,7 @@ def check_run(data: dict[str, Any], where: str) -> RunConfig:
     config = check(RunConfig, data, where)
     with inside(where):
         with inside("hardware"):
-            profile = load_profile(config.hardware)
+            profile = load_hardware(config.hardware)
         cached = build_hierarchy(profile, config.tiers, config.exclusive).cached
         compose(config.policy, cached)
         if config.model is not None:
@@ -164,6 +166,11 @@ def check_run(data: dict[str, Any], where: str) -> RunConfig:
 
 def policy_label(spec: str | dict[str, Any]) -> str:
     """Return a short, readable name for a policy, for tables and legends."""
-    from moetier.sim.policy.compose import name_of
+    name = name_of(spec)
+    return name if " " in name else name.removeprefix("eviction=")
 
-    return name_of(spec).removeprefix("eviction=") if " " not in name_of(spec) else name_of(spec)
+
+def load_hardware(text: str) -> Profile:
+    """Return the machine of a name or a path; paths are looked for as `find_file` does."""
+    is_path = "/" in text or text.endswith((".yaml", ".yml"))
+    return load_profile(find_file(text) if is_path else text)

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from statistics import fmean
 
+from moetier.experiments.config import load_hardware
 from moetier.experiments.points import Point
 from moetier.experiments.runs import setting_of
 from moetier.experiments.sources import open_source
-from moetier.sim.hardware import load_profile
 from moetier.sim.memory import extent_of
 from moetier.sim.run import TraceSource, simulate
 from moetier.traces.batch import LayerBatch
@@ -78,7 +78,7 @@ def _cost(point: Point, total: int) -> tuple[float, float] | None:
 
 
 def _seconds(point: Point, source: TraceSource, steps: int) -> float:
-    setting = setting_of(point.config, load_profile(point.config.hardware))
+    setting = setting_of(point.config, load_hardware(point.config.hardware))
     begin = time.perf_counter()
     simulate(Head(source, steps), setting)
     return time.perf_counter() - begin

@@ -73,9 +73,13 @@ def _pareto(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> pd.
     figure, ax = new_figure()
     edge = sorted({points[i] for i in range(len(points)) if on[i]})
     if len(edge) > 1:
-        ax.plot(*zip(*edge, strict=True), color="0.35", lw=1.2, zorder=1, label="Pareto front")
+        ax.plot(*zip(*edge, strict=True), color="0.35", lw=1.2, zorder=1, label="front of all")
     for (name, members), (color, marker) in zip(groups(rows, hue), palette(), strict=False):
         ax.scatter([], [], color=color, marker=marker, label=name or None, **SOLID)  # the legend
+        own = front([points[i] for i in members], ways)
+        path_of = sorted({points[i] for i, best in zip(members, own, strict=True) if best})
+        if hue is not None and len(path_of) > 1:
+            ax.plot(*zip(*path_of, strict=True), color=color, lw=0.8, alpha=0.45, zorder=1)
         for chosen, style in ((False, FAINT), (True, SOLID)):
             at = [points[i] for i in members if on[i] is chosen]
             xs, ys = [p[0] for p in at], [p[1] for p in at]

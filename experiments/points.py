@@ -12,12 +12,17 @@ from functools import lru_cache
 from typing import Any
 
 import moetier
-from moetier.experiments.config import RunConfig, check_run, policy_label, spell_capacity
+from moetier.experiments.config import (
+    RunConfig,
+    check_run,
+    load_hardware,
+    policy_label,
+    spell_capacity,
+)
 from moetier.experiments.files import inside
 from moetier.experiments.overrides import set_key
 from moetier.experiments.resolve import resolved
 from moetier.experiments.sources import open_source, open_trace_file
-from moetier.sim.hardware import load_profile
 from moetier.traces.errors import InputError
 
 
@@ -94,9 +99,10 @@ def key_of(config: RunConfig) -> str:
     data = resolved(config)
     for key in ("name", "trace", "synthetic"):
         data.pop(key, None)
-    opened = open_source(config)
+    with inside("source"):
+        opened = open_source(config)
     data["source"] = opened.fingerprint
-    data["geometry"] = _geometry(config)
+    data["geometry"] = opened.source.header.geometry.model_dump(mode="json")
     data["hardware"] = _profile(config.hardware)
     if config.popularity is not None:
         with inside("popularity"):
@@ -105,13 +111,9 @@ def key_of(config: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _geometry(config: RunConfig) -> Any:
-    return open_source(config).source.header.geometry.model_dump(mode="json")
-
-
 @lru_cache(maxsize=64)
 def _profile(name: str) -> str:
-    return load_profile(name).model_dump_json()
+    return load_hardware(name).model_dump_json()
 
 
 def check_axes(grid: Mapping[str, Any], together: Mapping[str, Any], where: str) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import moetier
-from moetier.experiments.config import RunConfig
+from moetier.experiments.config import RunConfig, load_hardware
 from moetier.experiments.files import inside
 from moetier.experiments.resolve import resolved
 from moetier.experiments.sources import open_source, open_trace_file
 from moetier.experiments.timeline import TimelineWriter
-from moetier.sim.hardware import Profile, load_profile
+from moetier.sim.hardware import Profile
 from moetier.sim.records import Columns, OnColumns, RecordWriter
 from moetier.sim.run import Result as SimResult
 from moetier.sim.run import Setting, simulate
@@ -69,7 +69,7 @@ def run(
     """
     with inside(where) if where else nullcontext(), ExitStack() as stack:
         opened = open_source(config)
-        profile = load_profile(config.hardware)
+        profile = load_hardware(config.hardware)
         digest = Digest()
         sinks: list[OnColumns] = [digest]
         on_span = None

@@ -94,12 +94,14 @@ def _reads_scores(config: RunConfig) -> bool:
     )
 
 
+@lru_cache(maxsize=4)
 def _with_model(opened: Opened, name: str) -> Opened:
     """Return the source with the published geometry *name* for what its header does not know."""
     source, published = opened.source, load_geometry(name)
     header = source.header
     geometry = complete(header, published)
     told = {"model", "layer", *Geometry.model_fields}
+    told |= {f"geometry.{key}" for key in Geometry.model_fields}
     unknown = [item for item in header.unknown if item not in told]
     changed = header.model_copy(update={"geometry": geometry, "unknown": unknown})
     if isinstance(source, TraceReader):

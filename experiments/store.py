@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +70,7 @@ class Store:
         try:
             for name in ("points", "records"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
+                _sweep_up(self.folder / name)
         except OSError as error:
             raise InputError(
                 f"cannot be made: {error.strerror}", where=self.folder, way_out="use another --out"
@@ -110,6 +113,31 @@ class Store:
                 f"has no {RESULTS}", where=self.folder, way_out="run `moetier sweep` first"
             )
         return pd.read_parquet(path)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield *folder*, made if need be, and gone again if an error leaves it empty."""
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot be made: {error.strerror}", where=folder, way_out="name another folder"
+        ) from None
+    try:
+        yield folder
+    finally:
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _sweep_up(folder: Path) -> None:
+    """Remove the temporary files that processes left which are no more."""
+    for path in folder.glob(".*.tmp"):
+        pid = path.name.split(".")[-2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            path.unlink(missing_ok=True)
 
 
 def _one_type(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import re
@@ -14,16 +15,22 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from moetier.experiments.bars import PARTS
 from moetier.experiments.config import read_mapping
 from moetier.experiments.findings import flatten, judge
 from moetier.experiments.points import Point, axes, check_axes, expand_points
+from moetier.experiments.quantities import QUANTITIES
 from moetier.experiments.runs import run
 from moetier.experiments.store import SWEEP, Store, dump_json, versions, write_text, write_yaml
+from moetier.sim.metrics import Metrics
 from moetier.sim.yaml_input import check
 from moetier.traces.errors import InputError
 
 OUT = "out"
 """Where sweeps go unless told otherwise: out/NAME."""
+
+NESTED = ("energy_breakdown", "time_breakdown_ms", "capacity_bytes")
+"""Metrics with parts, which become columns such as `energy_breakdown.links`."""
 
 _NEEDS = {"dask": "distributed", "ray": "ray"}
 
@@ -95,6 +102,25 @@ def load_sweep(path: str | Path, overrides: list[str] | None = None) -> SweepCon
 def points_of(config: SweepConfig, where: str) -> list[Point]:
     """Return the points of *config*, all checked."""
     return expand_points(config.base, config.sweep, config.zip, where)
+
+
+def check_plots(config: SweepConfig, points: list[Point], where: str) -> None:
+    """Raise `InputError` when a plot names what the results will not have."""
+    known = {*QUANTITIES, *Metrics().summary(), "elapsed_ms", "expert_bytes_total"}
+    known |= {name for point in points for name in axes(point)}
+    for at, plot in enumerate(config.plots):
+        for key in ("x", "y", "hue"):
+            name = getattr(plot, key)
+            if name is None or name.partition(".")[0] in NESTED or name in known:
+                continue
+            if plot.kind == "breakdown" and key == "y" and name in PARTS:
+                continue
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            raise InputError(
+                f"plots.{at}.{key}: no metric or config key '{name}'",
+                where=where,
+                way_out=f"did you mean '{near[0]}'?" if near else "docs/metrics.md lists metrics",
+            )
 
 
 def run_sweep(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+import moetier
 from moetier.experiments.cli import bench, capture, listing, reproduce, simulate, sweep, trace
 from moetier.traces.errors import InputError
 
@@ -33,9 +34,19 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(moetier.__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def _app() -> None:
-    """Show help for the whole."""
+def _app(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    """Take the options that come before a command."""
 
 
 for _module in (capture, trace, simulate, sweep, reproduce, listing, bench):

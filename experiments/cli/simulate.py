@@ -25,16 +25,16 @@ def simulate(
     from moetier.experiments.cli.show import show_run
     from moetier.experiments.config import load_run
     from moetier.experiments.runs import run
-    from moetier.experiments.store import dump_json, write_run
+    from moetier.experiments.store import dump_json, new_folder, write_run
 
     run_config = load_run(config, set_)
-    records = None
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        records = out / "records.parquet"
-    result = run(run_config, where=str(config), records=records, timeline=timeline)
-    if out is not None:
-        write_run(out, result)
+    if out is None:
+        result = run(run_config, where=str(config), timeline=timeline)
+    else:
+        with new_folder(out):
+            records = out / "records.parquet"
+            result = run(run_config, where=str(config), records=records, timeline=timeline)
+            write_run(out, result)
     if json_:
         typer.echo(dump_json(result))
     else:

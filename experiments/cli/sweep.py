@@ -25,7 +25,14 @@ def sweep(
     """Run every point of a sweep; what is already there is not run again."""
     from moetier.experiments.cli.progress import bar
     from moetier.experiments.cli.show import show_sweep
-    from moetier.experiments.sweep import OUT, check_backend, load_sweep, points_of, run_sweep
+    from moetier.experiments.sweep import (
+        OUT,
+        check_backend,
+        check_plots,
+        load_sweep,
+        points_of,
+        run_sweep,
+    )
     from moetier.traces.errors import InputError
 
     if jobs == 0 or jobs < -1:
@@ -33,6 +40,7 @@ def sweep(
     loaded = load_sweep(config, set_)
     check_backend(backend)
     points = points_of(loaded, str(config))
+    check_plots(loaded, points, str(config))
     folder = out if out is not None else Path(OUT) / loaded.name
     if dry_run:
         _dry_run(points, folder, jobs, loaded.records)
@@ -40,6 +48,8 @@ def sweep(
     with bar(loaded.name) as on_done:
         outcome = run_sweep(loaded, points, folder, jobs=jobs, backend=backend, on_done=on_done)
     show_sweep(outcome)
+    if loaded.plots:
+        _draw(loaded, folder)
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -65,6 +75,19 @@ def plot(
     with inside(file):
         for path in draw_all(table, config.plots, folder, config.name):
             typer.echo(path)
+
+
+def _draw(config: Any, folder: Path) -> None:
+    """Draw what can be drawn; a figure that cannot is no reason to fail a sweep that is done."""
+    from moetier.experiments.plots import draw_all
+    from moetier.experiments.store import Store
+    from moetier.traces.errors import InputError
+
+    try:
+        for path in draw_all(Store(folder).results(), config.plots, folder, config.name):
+            typer.echo(path)
+    except InputError as error:
+        typer.echo(f"not drawn: {error}", err=True)
 
 
 def _dry_run(points: list[Any], folder: Path, jobs: int, records: bool) -> None:
