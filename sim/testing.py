@@ -36,11 +36,12 @@ def toy_header(
     layers: int = 1,
     n_experts: int = 4,
     top_k: int = 1,
-    dense_bytes: int = 10,
+    dense_bytes: int | Sequence[int] = 10,
     **sizes: Any,
 ) -> Header:
     """Return a model whose stored sizes are given; *sizes* go to the geometry."""
     each = [expert_bytes] * layers if isinstance(expert_bytes, int) else list(expert_bytes)
+    dense = [dense_bytes] * layers if isinstance(dense_bytes, int) else list(dense_bytes)
     return Header(
         geometry=Geometry(
             name="toy",
@@ -52,7 +53,7 @@ def toy_header(
         ),
         weights="bf16",
         expert_bytes={"bf16": each},
-        dense_bytes=[dense_bytes] * layers,
+        dense_bytes=dense,
         provenance=Provenance(kind="synthetic"),
     )
 

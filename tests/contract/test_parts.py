@@ -1,14 +1,13 @@
 """The contract of every registered part of a policy, in every seam.
 
-A new part is tested by existing: nothing here names one. A part whose parameters have no defaults gets
-an `int` of 4, a `float` of 0.5 or what its class says in `example`.
+A new part is tested by existing: nothing here names one. A part whose parameters have no defaults
+gets an `int` of 4, a `float` of 0.5 or what its class says in `example`.
 """
 
-import copy
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -33,7 +32,7 @@ from moetier.traces.testing import small_header, small_rows
 PARTS = [(seam, name) for seam, registry in SEAMS.items() for name in registry.names()]
 EXAMPLES = {"int": 4, "float": 0.5}
 
-# What each part is combined with: enough company to meet prefetches, cancellations and skipped slices.
+# What each part is combined with: it meets prefetches, cancellations and skipped slices.
 COMPANY: list[dict[str, Any]] = [
     {},
     {"prefetch": {"kind": "previous-token", "depth": 3}},
@@ -55,7 +54,8 @@ def spec_of(seam: str, name: str) -> dict[str, Any]:
     for parameter in registry.parameters(name):
         if parameter.default is None and parameter.name not in example:
             assert parameter.type in EXAMPLES, (
-                f"{seam} '{name}' needs '{parameter.name}': give it a default, or its class an `example`"
+                f"{seam} '{name}' needs '{parameter.name}': give it a default, or the class an "
+                "`example`"
             )
             example[parameter.name] = EXAMPLES[parameter.type]
     return {"kind": name, **example}
@@ -186,7 +186,7 @@ def simulated(setting: Setting, shape: dict[str, Any], machine: Any = SimMachine
 @every_part
 @every_company
 def test_every_computed_slice_has_landed(seam: str, name: str, company: dict[str, Any]) -> None:
-    """Physically: a copy into the fastest tier ended before the experts began, and it was not evicted."""
+    """Physically: a copy up ended before the experts began, and the slice has not left since."""
     setting = setting_of(seam, name, company, SHAPES["lockstep"])
     seen = run(trace(3), PROFILE, setting.policy, capacity=setting.capacity, tiers=setting.tiers)
     landings: dict[int, list[Span]] = {}
@@ -234,19 +234,9 @@ def test_start_again_equals_new(seam: str, name: str) -> None:
     assert log() == log()
 
 
-def decisions(plan: LayerPlan) -> object:
-    return copy.deepcopy(
-        (plan.needed, plan.fetch, list(plan.cpu), list(plan.skip), list(plan.prefetch))
-        + (list(plan.evicted), list(plan.cancelled), list(plan.replaced))
-    )
-
-
-@every_part
-def test_another_process_gives_the_same_records(seam: str, name: str) -> None:
-    """Only parts that draw at random could differ; all are compared, in one process per test run."""
-    setting = setting_of(seam, name, COMPANY[1], {})
-
-    assert simulated(setting, {}).digest == simulated(replace(setting), {}).digest
+def decisions(plan: LayerPlan) -> list[list[int]]:
+    lists = ("needed", "fetch", "cpu", "skip", "prefetch", "evicted", "cancelled", "replaced")
+    return [list(getattr(plan, name)) for name in lists]
 
 
 @every_part
@@ -296,8 +286,6 @@ def test_parts_import_no_machine_and_no_clock() -> None:
         "[registry.names() for registry in SEAMS.values()]; "
         "print(*[name for name in ('torch', 'simpy', 'transformers') if name in sys.modules])"
     )
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == ""
