@@ -65,12 +65,10 @@ def spec_of(seam: str, name: str) -> dict[str, Any]:
 def trace(requests: int = 1, seed: int = 0) -> ArrayTrace:
     """Return a trace with everything that one may have: scores, predictions, weights, residency."""
     small = small_header()
-    sizes = Geometry(
-        **small.geometry.model_dump(exclude_unset=True)
-        | {"hidden": 8, "moe_intermediate": 4, "n_layers": 4, "dense_intermediate": 4}
-        | {"heads": 1, "kv_heads": 1, "head_dim": 8, "vocab": 16}
-    )
-    header = small.model_copy(update={"geometry": sizes})
+    sizes: dict[str, Any] = small.geometry.model_dump(exclude_unset=True)
+    sizes |= {"hidden": 8, "moe_intermediate": 4, "n_layers": 4, "dense_intermediate": 4}
+    sizes |= {"heads": 1, "kv_heads": 1, "head_dim": 8, "vocab": 16}
+    header = small.model_copy(update={"geometry": Geometry(**sizes)})
     return ArrayTrace(header, [small_rows(header, requests=requests, tokens=6, seed=seed)])
 
 
