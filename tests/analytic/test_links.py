@@ -183,16 +183,17 @@ def test_what_warm_up_replaced_is_dropped_before_the_batch(bench: Any) -> None:
 
 
 def test_promoted_prefetches_and_fetches_are_one_group(bench: Any) -> None:
-    """They start together when both lanes fall idle, and so share the rate.
+    """They start together when both lanes fall idle, and so each gets 2 B/ns.
 
-    Two lanes of 1 B/ns together: 16 and 17 travel from 10 to 90. At 60, 18 (queued at 10) is
-    demanded with 20.
+    16 and 17 travel from 10 to 30, two more from 30 to 50, two from 50 to 70. At 60, 22, queued since
+    10, is demanded with 30.
     """
-    loaded = bench(toy_profile(lanes=2), model(second=10))
-    loaded.batch(hits=[0], prefetch=[16, 17, 18])
-    timing = loaded.batch(1, hits=[18], fetch=[20])
+    profile = toy_profile(lanes=2, bandwidth=table((40, 1, 1000), (40, 2, 4000)))
+    loaded = bench(profile, model(second=10))
+    loaded.batch(hits=[0], prefetch=[16, 17, 18, 19, 20, 21, 22])
+    timing = loaded.batch(1, hits=[22], fetch=[30])
 
-    assert timing.wait == 90 + 80 - 60
+    assert timing.wait == 70 + 20 - 60
 
 
 def test_demands_do_not_count_the_prefetch_that_fills_the_other_lane(bench: Any) -> None:

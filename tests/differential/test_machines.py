@@ -44,7 +44,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_both_machines_give_the_same_records(case: Case) -> None:
     compare(case)
 
