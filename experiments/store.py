@@ -97,6 +97,8 @@ class Store:
         """Write *rows* as results.parquet and results.csv, a column per key."""
         import pandas as pd
 
+        for name in ("points", "records"):
+            _sweep_up(self.folder / name)
         table = pd.DataFrame(_one_type(rows))
         with replacing(self.folder / RESULTS) as temporary:
             table.to_parquet(temporary, index=False)
