@@ -36,7 +36,7 @@ def test_a_run_holds_integers_and_fractions(make_run: Callable[..., RunConfig]) 
 
 def test_a_run_cannot_be_changed(make_run: Callable[..., RunConfig]) -> None:
     with pytest.raises(ValueError, match="frozen"):
-        make_run().seed = 1  # type: ignore[misc]  # which is the point
+        make_run().seed = 1
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,9 @@ def test_every_yaml_loads_and_runs(name: str, tmp_path: Path) -> None:
         return
     if data.get("base", data).get("trace") and not sample_is_there():
         pytest.skip(f"{SAMPLE} is not there yet")
-    small = [] if "trace" in data.get("base", data) else ["synthetic.tokens=2", "synthetic.prompt=2"]
+    small = (
+        [] if "trace" in data.get("base", data) else ["synthetic.tokens=2", "synthetic.prompt=2"]
+    )
     if not any(key in data for key in SWEEP_KEYS):
         assert run(load_run(path, small))["tokens"] == 2
         return

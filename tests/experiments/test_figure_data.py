@@ -95,7 +95,9 @@ def test_a_missing_column_is_named(name: str | None, problem: str) -> None:
 
 
 def test_what_differs_is_looked_for_before_the_status() -> None:
-    rows = table(policy=["a", "b"], hardware=["h", "h"], seed=[None, 1], status=["x", "y"], t=[1, 2])
+    rows = table(
+        policy=["a", "b"], hardware=["h", "h"], seed=[None, 1], status=["x", "y"], t=[1, 2]
+    )
 
     assert differing(rows) == ["policy", "seed"]
 

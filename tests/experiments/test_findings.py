@@ -68,9 +68,7 @@ def test_no_cache_opportunity_is_said_where_the_oracle_gains_nothing(
     gaps, warnings = judge(points, outcomes)
 
     assert gaps == [lru - 0.5, 0.0]
-    assert (
-        any("no cache opportunity at capacity.dram=50 %" in text for text in warnings) is warned
-    )
+    assert any("no cache opportunity at capacity.dram=50 %" in text for text in warnings) is warned
 
 
 @pytest.mark.parametrize(
@@ -95,9 +93,7 @@ def test_the_oracle_must_start_and_need_the_same(
 
 
 def test_each_capacity_has_its_own_oracle(run_keys: dict[str, Any]) -> None:
-    points = points_of(
-        run_keys, capacity__dram=["25 %", "50 %"], policy=["on-demand", "belady"]
-    )
+    points = points_of(run_keys, capacity__dram=["25 %", "50 %"], policy=["on-demand", "belady"])
 
     gaps, _ = judge(points, outcomes_of(points, 0.5, 0.25, 0.125, 0.0))
 

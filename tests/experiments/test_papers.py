@@ -12,15 +12,17 @@ from moetier.experiments.studies import STUDIES
 from moetier.traces.errors import InputError
 from moetier.traces.registry import Registry
 
-PAPER = Paper.model_validate({
-    "title": "T",
-    "source": "S",
-    "study": "toy",
-    "figures": {
-        "a": {"published": 2, "low": 1.5, "high": 2.5, "what": "A"},
-        "b": {"published": 4, "what": "B", "source": "elsewhere"},
-    },
-})
+PAPER = Paper.model_validate(
+    {
+        "title": "T",
+        "source": "S",
+        "study": "toy",
+        "figures": {
+            "a": {"published": 2, "low": 1.5, "high": 2.5, "what": "A"},
+            "b": {"published": 4, "what": "B", "source": "elsewhere"},
+        },
+    }
+)
 
 
 @pytest.mark.parametrize("name", paper_names())

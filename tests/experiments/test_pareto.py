@@ -42,7 +42,7 @@ def test_directions_go_by_coordinate() -> None:
 
 
 def test_any_number_of_coordinates() -> None:
-    assert front([(1, 1, 1), (1, 1, 2)], ["lower"] * 3) == [True, False]
+    assert front([(1, 1, 1), (1, 1, 2)], ["lower", "lower", "lower"]) == [True, False]
     assert front([(3,), (1,), (1,)], ["lower"]) == [False, True, True]
 
 

@@ -41,6 +41,7 @@ class Axes:
     """The axes of the last figure that was saved."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Watch what is saved."""
         self.figure: Any = None
 
         def keep(figure: Any, path: Path) -> None:
@@ -51,9 +52,11 @@ class Axes:
         monkeypatch.setattr("moetier.experiments.bars.save", keep)
 
     def __getattr__(self, name: str) -> Any:
+        """Ask the first axes."""
         return getattr(self.figure.axes[0], name)
 
     def legend_texts(self) -> list[str]:
+        """Return the entries of the legend of the first axes."""
         return [text.get_text() for text in self.figure.axes[0].get_legend().get_texts()]
 
 
@@ -110,18 +113,14 @@ def test_points_of_the_front_say_their_capacity(
     assert sorted(text.get_text() for text in drawn.texts) == ["dram 25 %", "dram 50 %"]
 
 
-def test_a_pareto_axis_can_be_a_capacity(
-    table: pd.DataFrame, tmp_path: Path, drawn: Axes
-) -> None:
+def test_a_pareto_axis_can_be_a_capacity(table: pd.DataFrame, tmp_path: Path, drawn: Axes) -> None:
     found = draw(table, tmp_path, kind="pareto", x="capacity.dram", y="tpot_ms", hue="policy")
 
     assert found["on_front"].tolist() == [False, True, False, False]
     assert drawn.get_xlabel().startswith("expert cache in dram (% of all expert bytes)")
 
 
-def test_without_a_hue_there_is_one_group(
-    table: pd.DataFrame, tmp_path: Path, drawn: Axes
-) -> None:
+def test_without_a_hue_there_is_one_group(table: pd.DataFrame, tmp_path: Path, drawn: Axes) -> None:
     found = draw(table, tmp_path, kind="pareto", x="miss_rate", y="tpot_ms")
 
     assert found["policy"].tolist() == ["lru", "lru", "lfu", "lfu"]
@@ -168,9 +167,7 @@ def test_time_and_energy_stand_side_by_side(
     assert energy == ["static power"]  # what is zero everywhere is not in the legend
 
 
-def test_bars_can_be_labelled_by_a_column(
-    table: pd.DataFrame, tmp_path: Path, drawn: Axes
-) -> None:
+def test_bars_can_be_labelled_by_a_column(table: pd.DataFrame, tmp_path: Path, drawn: Axes) -> None:
     found = draw(table, tmp_path, kind="breakdown", x="capacity.dram")
 
     assert found["label"].tolist() == ["dram 50 %", "dram 25 %", "dram 50 %", "dram 25 %"]

@@ -157,9 +157,7 @@ def test_a_trace_counts_by_its_content(tmp_path: Path) -> None:
     assert key("a.parquet", 6) != key("b.parquet", 5)
 
 
-def test_a_popularity_trace_counts_too(
-    tmp_path: Path, make_run: Callable[..., RunConfig]
-) -> None:
+def test_a_popularity_trace_counts_too(tmp_path: Path, make_run: Callable[..., RunConfig]) -> None:
     path = write_trace(Synthetic(load_geometry("moe-tiny"), tokens=5), tmp_path / "p.parquet")
     before = key_of(make_run())
 
@@ -174,7 +172,9 @@ def test_an_edited_profile_changes_the_key(
     text = (files("moetier.hw_profiles") / "phone-ufs4.yaml").read_text()
     mine, edited = tmp_path / "mine.yaml", tmp_path / "edited.yaml"
     mine.write_text(text)
-    edited.write_text(text.replace("11.1 GB", "11.2 GB", 1).replace("capacity: 11.1", "capacity: 9"))
+    edited.write_text(
+        text.replace("11.1 GB", "11.2 GB", 1).replace("capacity: 11.1", "capacity: 9")
+    )
 
     assert key_of(make_run(hardware=str(mine))) == key_of(make_run(hardware="phone-ufs4"))
     assert key_of(make_run(hardware=str(edited))) != key_of(make_run(hardware="phone-ufs4"))

@@ -134,9 +134,7 @@ def test_a_published_model_completes_a_trace(tmp_path: Path) -> None:
     assert "weights" in header.unknown
 
 
-def test_a_streamed_trace_is_completed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_streamed_trace_is_completed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = imported(tmp_path)
     monkeypatch.setattr(sources, "HELD_BYTES", 1)
 

@@ -92,9 +92,10 @@ def test_a_failed_run_leaves_no_file(
     what: str, tmp_path: Path, make_run: Callable[..., RunConfig]
 ) -> None:
     config = make_run(capacity={"dram": "1 KiB"})
+    more: dict[str, Any] = {what: tmp_path / "x"}
 
     with pytest.raises(InputError, match=r"^c\.yaml: capacity\.dram: 1 KiB cannot hold the 4"):
-        run(config, where="c.yaml", **{what: tmp_path / "x"})
+        run(config, where="c.yaml", **more)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -102,7 +103,7 @@ def test_a_failed_run_leaves_no_file(
 def test_a_folder_that_is_not_there_is_named(
     tmp_path: Path, make_run: Callable[..., RunConfig]
 ) -> None:
-    with pytest.raises(InputError, match="directory '.*gone' does not exist; create it first"):
+    with pytest.raises(InputError, match=r"directory '.*gone' does not exist; create it first"):
         run(make_run(), timeline=tmp_path / "gone" / "t.json")
 
 

@@ -81,7 +81,7 @@ def test_missing_results_are_an_error_with_a_way_out(tmp_path: Path) -> None:
 
 
 def test_results_are_the_same_bytes_each_time(tmp_path: Path) -> None:
-    rows = [{"a": "x", "b": 0.1}, {"a": "y", "b": None}]
+    rows: list[dict[str, Any]] = [{"a": "x", "b": 0.1}, {"a": "y", "b": None}]
     made = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -110,7 +110,7 @@ def test_files_of_dead_processes_are_swept_up(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(InputError, match="file: cannot be made: .*; use another --out"):
+    with pytest.raises(InputError, match=r"file: cannot be made: .*; use another --out"):
         Store(tmp_path / "file").create()
 
 

@@ -104,9 +104,7 @@ def test_a_longer_sweep_runs_what_is_new(sweep_keys: dict[str, Any], tmp_path: P
     assert heard == [(6, 9), (7, 9), (8, 9), (9, 9)]
 
 
-def test_a_failed_point_is_kept_and_tried_again(
-    sweep_keys: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_failed_point_is_kept_and_tried_again(sweep_keys: dict[str, Any], tmp_path: Path) -> None:
     sweep_keys["sweep"]["capacity.dram"] = ["1 KiB", "50 %"]
 
     outcome = go(sweep_keys, tmp_path)
