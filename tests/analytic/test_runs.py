@@ -78,16 +78,13 @@ def test_tokens_in_lockstep_fetch_a_shared_expert_once(play: Any) -> None:
 
 
 def test_the_last_use_in_a_batch_decides_recency(play: Any) -> None:
-    """After 0 1, 1 2, 1 0 the order is 2 1 0, oldest first: with room for two, 2 goes."""
+    """After 0 1, 1 2, 1 0 the order is 2 1 0, oldest first; 2 is used again, so 1 makes room for 3."""
     model = toy_header(n_experts=4, top_k=2)
-    step = [[[0, 1]], [[1, 2]], [[1, 0]]]
-    seen = play(
-        toy_trace(model, [step, [[1, 0]], [[2, 3]], [[0, 3]]]), toy_profile(), capacity={"hbm": 120}
-    )
+    trace = toy_trace(model, [[[[0, 1]], [[1, 2]], [[1, 0]]], [[2, 3]], [[0, 3]]])
+    seen = play(trace, toy_profile(), capacity={"hbm": 120})
 
-    # all three stay (120 bytes); then 1 0 hit; 2 hits and 3 comes, 1 goes, as 0 was used last
-    assert seen.column("misses") == [3, 0, 1, 0]
-    assert [list(plan.evicted) for plan in seen.plans] == [[], [], [1], []]
+    assert seen.column("misses") == [3, 1, 0]
+    assert [list(plan.evicted) for plan in seen.plans] == [[], [1], []]
 
 
 def test_prefill_is_one_batch_per_layer(play: Any) -> None:

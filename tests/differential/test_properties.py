@@ -26,6 +26,17 @@ def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
     return make_case(lambda options: draw(st.sampled_from(options)), **fixed)
 
 
+def busy() -> st.SearchStrategy[Case]:
+    """Return cases in which prefetches queue up, leave the plan and are withdrawn."""
+    far = {"kind": "previous-token", "depth": 3}
+    return st.one_of(
+        cases(),
+        cases(layers=4, tokens=9, requests=1, prefetch=far | {"cancel": True}),
+        cases(layers=4, tokens=9, requests=1, tiers=3, prefetch=far | {"cancel": True}),
+        cases(layers=3, tokens=9, prefetch=far, warmup="none"),
+    )
+
+
 some = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -33,14 +44,14 @@ def moved(spans: Sequence[Span]) -> int:
     return sum(int(str(span.info["bytes"])) for span in spans)
 
 
-@given(cases())
+@given(busy())
 @some
 def test_the_links_carry_what_the_records_say(case: Case) -> None:
     check_bytes(case)
 
 
 @pytest.mark.slow
-@given(cases())
+@given(busy())
 @settings(max_examples=1500, deadline=None, derandomize=True)
 def test_the_links_carry_what_the_records_say_many_times(case: Case) -> None:
     check_bytes(case)
@@ -83,7 +94,7 @@ def test_time_is_the_sum_of_its_parts(case: Case) -> None:
             assert (column[name] >= 0).all(), name
 
 
-@given(cases())
+@given(busy())
 @some
 def test_counts_fit_together(case: Case) -> None:
     seen = case.run(watch=False)
@@ -102,7 +113,7 @@ def test_counts_fit_together(case: Case) -> None:
     assert early <= column["prefetch_bytes"].sum()
 
 
-@given(cases())
+@given(busy())
 @some
 def test_energy_is_the_sum_of_bytes_operations_and_time(case: Case) -> None:
     """Every component again, from the totals; each row rounds up by less than a picojoule."""
@@ -175,7 +186,7 @@ def scaled(rate: str, factor: int) -> str:
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_nobody_hits_more_often_than_belady(data: st.DataObject) -> None:
     """The same warm-up and batch rules, no prefetch, every miss fetched, slices of one size."""
     options: dict[str, Any] = {
@@ -184,12 +195,12 @@ def test_nobody_hits_more_often_than_belady(data: st.DataObject) -> None:
         "warmup": data.draw(st.sampled_from(["none", "static", "empty"])),
     }  # fmt: skip
     best = data.draw(cases(**options))
-    # a `release` gives up what it need not, and buffers ignore the capacity: not the same rules
+    fewest = best.run(watch=False).metrics["misses"]
     for name in EVICTIONS:
         policy = best.policy | {"eviction": name}
         seen = Case(best.trace, best.profile, policy, best.setting).run(watch=False)
         if not seen.result.stage.policy.eviction[0].ignores_capacity:
-            assert seen.metrics["misses"] >= best.run(watch=False).metrics["misses"], name
+            assert seen.metrics["misses"] >= fewest, name
 
 
 @given(cases(prefetch="none", miss="fetch", tiers=2, warmup="none"))
