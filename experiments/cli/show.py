@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from moetier.experiments.config import policy_label
 from moetier.experiments.quantities import Quantity, quantity
+from moetier.sim.policy.seams import DEFAULTS
 from moetier.sim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ def show_run(result: dict[str, Any], console: Console | None = None) -> None:
         f"[bold]{escape(source)}[/] on [bold]{escape(config['hardware'])}[/], "
         f"{config['weights']}, {result['tokens']} tokens"
     )
+    told = {seam: part for seam, part in config["policy"].items() if part != DEFAULTS[seam]}
+    lossless = "lossless" if result["lossless"] else "lossy: it alters the model's output"
+    console.print(f"policy: {escape(policy_label(told))} ({lossless})")
     total = result["expert_bytes_total"]
     for tier, size in result["capacity_bytes"].items():
         console.print(f"{tier}: {format_bytes(size)} for experts, {size / total:.1%} of all")
@@ -43,8 +48,6 @@ def show_run(result: dict[str, Any], console: Console | None = None) -> None:
             about = quantity(name)
             table.add_row(about.label, _show(value, about), about.per)
     console.print(table)
-    lossless = "lossless" if result["lossless"] else "lossy: it alters the model's output"
-    console.print(f"the policy is {lossless}")
     for warning in result["warnings"]:
         console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
     for limitation in result["known_limitations"]:

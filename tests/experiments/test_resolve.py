@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from moetier.experiments.config import RunConfig, check_run
 from moetier.experiments.resolve import full_policy, resolved
 from moetier.sim.policy.compose import compose, presets
 from moetier.sim.policy.seams import DEFAULTS, SEAMS
+from moetier.traces.registry import Registry
 
 
 def test_every_default_is_filled_in(make_run: Callable[..., RunConfig]) -> None:
@@ -69,3 +72,22 @@ def test_a_name_and_its_expansion_are_the_same_policy(make_run: Callable[..., Ru
     long = resolved(make_run(policy={"eviction": {"kind": "belady"}}))
 
     assert short == long
+
+
+def test_defaults_of_any_kind_can_be_written_as_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: Registry[Any] = Registry("prefetch", "moetier.sim.policy.prefetch")
+    parts.names()
+
+    @parts.register("toy")
+    class Toy:
+        """Have odd defaults."""
+
+        def __init__(
+            self, bits: tuple[int, ...] = (6, 3), by: Any = MappingProxyType({1: Fraction(1, 2)})
+        ) -> None: ...
+
+    monkeypatch.setitem(SEAMS, "prefetch", parts)
+
+    full = full_policy({"prefetch": "toy"})["prefetch"]
+
+    assert full == {"kind": "toy", "bits": [6, 3], "by": {"1": "1/2"}}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import joblib
 import pytest
 import yaml
+from joblib._parallel_backends import ThreadingBackend
 
 from moetier.experiments import sweep as module
 from moetier.experiments.store import Store
@@ -174,6 +179,42 @@ def test_a_backend_that_is_not_installed_says_so(
 
     with pytest.raises(InputError, match=f"--backend: backend '{backend}' needs the package"):
         check_backend(backend)
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_a_cluster_is_used_as_joblib_asks(
+    backend: Any, sweep_keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads stand in for the cluster: what is tested is that the points go there."""
+    used: list[str] = []
+
+    class Threads(ThreadingBackend):  # type: ignore[misc]  # joblib has no types
+        def submit(self, *args: Any, **more: Any) -> Any:
+            used.append(backend)
+            return super().submit(*args, **more)
+
+    cluster = SimpleNamespace(Client=nullcontext, register_ray=lambda: used.append("registered"))
+    monkeypatch.setitem(sys.modules, "distributed", cluster)
+    monkeypatch.setitem(sys.modules, "ray.util.joblib", cluster)
+    joblib.register_parallel_backend(backend, Threads)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+
+    outcome = go(sweep_keys, tmp_path, jobs=2, backend=backend)
+
+    assert [row["status"] for row in outcome.rows] == ["done"] * 6
+    assert backend in used
+    assert ("registered" in used) is (backend == "ray")
+
+
+def test_a_result_that_vanished_is_a_failed_row(
+    sweep_keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "run_point", lambda *args: None)
+
+    outcome = go(sweep_keys, tmp_path)
+
+    assert {row["error"] for row in outcome.rows} == {"its result is not there"}
+    assert len(outcome.failed) == 6
 
 
 def test_loky_needs_nothing_more() -> None:

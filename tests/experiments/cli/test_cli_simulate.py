@@ -41,7 +41,7 @@ def test_the_table_shows_metrics_denominators_and_assumptions(
     assert "dram: 6 MiB for experts, 25.0% of all" in text
     assert "time per output token" in text
     assert "decode bytes looked up" in text
-    assert "the policy is lossless" in text
+    assert "policy: on-demand (lossless)" in text
     assert "assumed: time and energy are modelled, not measured" in text
     assert "accuracy" not in text  # not known, so not shown
 
@@ -55,6 +55,7 @@ def test_warnings_are_shown(moetier: Invoke, config: Path) -> None:
 def test_a_lossy_policy_is_called_so(moetier: Invoke, config: Path) -> None:
     text = moetier("simulate", config, "--set", "policy.miss=skip").stdout
 
+    assert "policy: miss=skip" in text
     assert "lossy: it alters the model's output" in text
     assert "`moetier evaluate`" in text
 
