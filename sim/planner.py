@@ -135,15 +135,13 @@ class Planner:
             self._early -= used
         self._touch(recency)
         plan.peak = top.used
-        evicted: list[int] = []
+        evicted = top.release(needed, self._pinned) if self._releases else []
         if top.used > top.capacity:
-            evicted = top.trim(self._pinned.union(recency))
+            evicted += top.trim(self._pinned.union(recency))
             if self._pinned and top.used > top.capacity:
                 evicted += self._give_way(recency)
         if self._prefetches:
             evicted = self._prefetch(plan, recency, evicted)
-        if self._releases:
-            evicted += top.release(needed, self._pinned)
         if evicted:
             plan.evicted = evicted
             if self._rare:

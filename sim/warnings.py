@@ -45,12 +45,16 @@ def warnings_of(
 ) -> list[str]:
     """Return what looks wrong about a finished run."""
     found = []
-    token = sum(
-        top_k * sum(layout.nbytes[layer * layout.layer_slices :][: layout.n_parts])
-        for layer in range(layout.n_layers)
-    )
+    experts = [
+        layout.nbytes[first : first + layout.n_parts]
+        for first in range(0, len(layout.nbytes), layout.layer_slices)
+    ]
+    token = sum(top_k * sum(parts) for parts in experts)
+    # When a layer comes round, all other layers' experts are younger than its own: from here on
+    # there is room for a slice of its own beside them.
+    cliff = token - max(top_k * sum(parts) - min(parts) for parts in experts)
     evicts_oldest = type(policy.eviction[0]).__name__ in ("LRU", "FIFO")
-    if capacity < token and evicts_oldest and not metrics["prefetch_issued"]:
+    if capacity < cliff and evicts_oldest and not metrics["prefetch_issued"]:
         found.append(
             f"LRU cliff: one token's experts take {format_bytes(token)}, "
             f"the cache {format_bytes(capacity)}; "

@@ -5,11 +5,11 @@ global randomness and no residency; the planner calls it once per batch with who
 slices, checks every invariant and does the moving. The order of the calls for one batch is
 
     routing.route -> precision.needed -> miss.resolve -> eviction.insert (what will be fetched)
-    -> eviction.touch (all that is used) -> eviction.victims (if over capacity)
+    -> eviction.touch (all that is used) -> eviction.release -> eviction.victims (if over capacity)
     -> prefetch.candidates -> eviction.insert (what was admitted) -> eviction.victims
-    -> eviction.release (once the batch has computed)
 
-and `warmup` is asked before the first batch and again when decode begins.
+where what is released or evicted leaves once the batch has computed. `warmup` is asked before the
+first batch and again when decode begins.
 """
 
 from __future__ import annotations

@@ -203,6 +203,16 @@ def test_nobody_hits_more_often_than_belady(data: st.DataObject) -> None:
             assert seen.metrics["misses"] >= fewest, name
 
 
+@given(cases(prefetch="none", miss="fetch", tiers=2, warmup="none", requests=1), st.booleans())
+@some
+def test_beyond_the_cliff_nothing_hits(case: Case, fifo: bool) -> None:
+    """A warning says so, and is right to the byte: no expert of one token is left for the next."""
+    policy = case.policy | {"eviction": "fifo" if fifo else "lru"}
+    seen = Case(case.trace, case.profile, policy, case.setting).run(watch=False)
+    if any("LRU cliff" in line for line in seen.result.warnings):
+        assert seen.metrics["hit_rate_decode"] == 0
+
+
 @given(cases(prefetch="none", miss="fetch", tiers=2, warmup="none"))
 @some
 def test_room_for_everything_leaves_only_compulsory_misses(case: Case) -> None:

@@ -308,8 +308,9 @@ def test_an_eviction_policy_that_breaks_the_rules_is_caught(
 
 def test_a_release_of_what_is_brought_early_is_caught() -> None:
     stepped = planner(capacity=2, eviction=(Hasty(),), prefetch=Wish([4]))
+    stepped.step(batch(0, 0))
     with pytest.raises(RuntimeError, match=r"Hasty evicts \[4\], which are in use"):
-        stepped.step(batch(0, 0))
+        stepped.step(batch(2, 0))
 
 
 class Forgetful(Miss):
