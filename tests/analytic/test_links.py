@@ -185,8 +185,8 @@ def test_what_warm_up_replaced_is_dropped_before_the_batch(bench: Any) -> None:
 def test_promoted_prefetches_and_fetches_are_one_group(bench: Any) -> None:
     """They start together when both lanes fall idle, and so each gets 2 B/ns.
 
-    16 and 17 travel from 10 to 30, two more from 30 to 50, two from 50 to 70. At 60, 22, queued since
-    10, is demanded with 30.
+    16 and 17 travel from 10 to 30, two more from 30 to 50, two from 50 to 70. At 60, 22, which has
+    waited since 10, is demanded with 30.
     """
     profile = toy_profile(lanes=2, bandwidth=table((40, 1, 1000), (40, 2, 4000)))
     loaded = bench(profile, model(second=10))

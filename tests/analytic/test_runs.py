@@ -78,7 +78,7 @@ def test_tokens_in_lockstep_fetch_a_shared_expert_once(play: Any) -> None:
 
 
 def test_the_last_use_in_a_batch_decides_recency(play: Any) -> None:
-    """After 0 1, 1 2, 1 0 the order is 2 1 0, oldest first; 2 is used again, so 1 makes room for 3."""
+    """After 0 1, 1 2, 1 0 the order is 2 1 0, oldest first; 2 is used again, so 1 goes for 3."""
     model = toy_header(n_experts=4, top_k=2)
     trace = toy_trace(model, [[[[0, 1]], [[1, 2]], [[1, 0]]], [[2, 3]], [[0, 3]]])
     seen = play(trace, toy_profile(), capacity={"hbm": 120})

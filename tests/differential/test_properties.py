@@ -1,6 +1,7 @@
 """What holds for every trace, machine and policy, on random ones."""
 
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -116,9 +117,9 @@ def test_counts_fit_together(case: Case) -> None:
 @given(busy())
 @some
 def test_energy_is_the_sum_of_bytes_operations_and_time(case: Case) -> None:
-    """Every component again, from the totals; each row rounds up by less than a picojoule."""
+    """Every component again, from the totals; whole picojoules a byte, so nothing is rounded."""
     priced = case.profile.model_dump()
-    prices = iter(range(3, 100, 7))
+    prices = iter(range(3000, 100_000, 7000))  # femtojoules per byte
     for tier in priced["tiers"].values():
         tier["read_energy"], tier["write_energy"] = next(prices), next(prices)
     for link in priced["links"]:
@@ -145,7 +146,7 @@ def test_energy_is_the_sum_of_bytes_operations_and_time(case: Case) -> None:
         "static": 0,
     }
     for name, femtojoules in expected.items():
-        assert 0 <= total[f"energy_{name}_pj"] * 1000 - femtojoules < 1000 * len(seen.plans), name
+        assert total[f"energy_{name}_pj"] * 1000 == femtojoules, name
 
 
 def rebuilt(profile: Profile, values: dict[str, Any]) -> Profile:
@@ -188,7 +189,11 @@ def scaled(rate: str, factor: int) -> str:
 @given(st.data())
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_nobody_hits_more_often_than_belady(data: st.DataObject) -> None:
-    """The same warm-up and batch rules, no prefetch, every miss fetched, slices of one size."""
+    """The same warm-up and batch rules, no prefetch, every miss fetched, slices of one size.
+
+    Who releases slices has a buffer for them beside the cache and can keep a set whole while others
+    pass by, as Belady's rule cannot: such policies are left out.
+    """
     options: dict[str, Any] = {
         "tiers": 2, "prefetch": "none", "miss": "fetch", "one_size": True, "requests": 1,
         "prompt": 0, "eviction": "belady",
@@ -199,7 +204,7 @@ def test_nobody_hits_more_often_than_belady(data: st.DataObject) -> None:
     for name in EVICTIONS:
         policy = best.policy | {"eviction": name}
         seen = Case(best.trace, best.profile, policy, best.setting).run(watch=False)
-        if not seen.result.stage.policy.eviction[0].ignores_capacity:
+        if type(seen.result.stage.policy.eviction[0]).release is Eviction.release:
             assert seen.metrics["misses"] >= fewest, name
 
 
@@ -256,7 +261,7 @@ def test_another_process_gives_the_same_bytes() -> None:
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],
-            capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": hash_seed},
+            capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": hash_seed},
         )  # fmt: skip
 
         assert done.stdout.strip() == digests()
