@@ -47,18 +47,6 @@ def test_every_paper_can_be_recomputed(name: str) -> None:
             assert item.low <= item.ours <= item.high
 
 
-@pytest.mark.slow
-def test_copies_dominate_without_a_cache() -> None:
-    found = {item.name: item for item in reproduce("speculating-experts")}
-
-    assert found["expert_gib"].ours == 54
-    copy, compute = found["copy_share"].ours, found["compute_share"].ours
-    assert copy is not None
-    assert compute is not None
-    assert copy + compute == pytest.approx(1)
-    assert 0.8 < copy < 0.97
-
-
 def test_a_row_holds_the_ratio_of_ours_to_published() -> None:
     found = row(PAPER, "a", 3.0, low=2.5, high=3.5, assumptions=["x"])
 
