@@ -40,8 +40,8 @@ def study(paper: Paper) -> list[Row]:
     stated = profile.main_compute.host_time_per_layer
     assumed = [
         "which experts are chosen does not matter: nothing is kept",
-        f"host time per layer {format_ns(stated)}, in the profile of {MACHINE}: the one fitted "
-        f"constant; the fit to {FIT_SHARE:.0%} at {FIT_CONTEXT:,} gives {format_ns(fit_host(bare))}",
+        f"host time per layer {format_ns(stated)}, in the profile of {MACHINE}, the one fitted "
+        f"constant: {FIT_SHARE:.0%} at context {FIT_CONTEXT:,} takes {format_ns(fit_host(bare))}",
     ]
     return [
         row(paper, "expert_gib", near.stored / 2**30),

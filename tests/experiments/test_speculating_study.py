@@ -18,13 +18,13 @@ PROFILE = load_profile(MACHINE)
 BARE = decode(with_host_time(PROFILE, 0), FIT_CONTEXT)
 
 
-def test_the_profile_has_the_host_time_that_the_fit_gives():
+def test_the_profile_has_the_host_time_that_the_fit_gives() -> None:
     stated = PROFILE.main_compute.host_time_per_layer
 
     assert round(fit_host(BARE), -3) == stated  # to the microsecond
 
 
-def test_the_fit_meets_the_share_and_less_host_time_does_not():
+def test_the_fit_meets_the_share_and_less_host_time_does_not() -> None:
     host = fit_host(BARE)
     fitted = decode(with_host_time(PROFILE, host), FIT_CONTEXT)
     less = decode(with_host_time(PROFILE, host - 20_000), FIT_CONTEXT)
@@ -33,13 +33,13 @@ def test_the_fit_meets_the_share_and_less_host_time_does_not():
     assert less.copies / less.total > FIT_SHARE + 0.004
 
 
-def test_copies_are_the_bytes_of_eight_experts_a_layer_over_the_link():
+def test_copies_are_the_bytes_of_eight_experts_a_layer_over_the_link() -> None:
     link = PROFILE.links[0]
 
     assert BARE.copies == 48 * 8 * link.copy_ns(3 * 2048 * 768 * 2)
 
 
-def test_longer_contexts_cost_compute_and_not_copies():
+def test_longer_contexts_cost_compute_and_not_copies() -> None:
     far = decode(PROFILE, 65536)
     near = decode(PROFILE, 1024)
 

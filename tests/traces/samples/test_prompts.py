@@ -7,7 +7,7 @@ from importlib.resources import files
 from moetier.traces.samples.tasks import TASKS, held_out_items
 
 
-def test_the_sample_prompts_are_four_held_out_items_of_every_task():
+def test_the_sample_prompts_are_four_held_out_items_of_every_task() -> None:
     text = (files("moetier.traces.samples") / "prompts.txt").read_text()
 
     assert text.splitlines() == [item.prompt for item in held_out_items(4, seed=1)]
