@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 from moetier.traces.errors import InputError
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,10 @@ class Registry(Generic[T]):
         self._entries: dict[str, Callable[..., T]] = {}
         self._loaded = False
 
-    def register(self, name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    def register(self, name: str) -> Callable[[E], E]:
         """Return a decorator that files a class or function under *name*."""
 
-        def decorate(entry: Callable[..., T]) -> Callable[..., T]:
+        def decorate(entry: E) -> E:
             if name in self._entries:
                 raise ValueError(f"{self.kind} '{name}' is registered twice")
             self._entries[name] = entry

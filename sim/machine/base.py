@@ -46,6 +46,8 @@ class Machine(Lateness, Protocol):
 
     def execute(self, plan: LayerPlan) -> LayerTiming:
         """Perform one batch and return when its parts happened."""
+        ...
 
     def finish(self) -> int:
         """Let what is still in flight land; return the time at which everything is quiet, in ns."""
+        ...

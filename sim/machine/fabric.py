@@ -27,27 +27,35 @@ class Fabric(Protocol):
 
     def move(self, plan: LayerPlan, asked: int) -> Moved:
         """Order the copies of *plan* at time *asked*."""
+        ...
 
     def drop(self, slices: Sequence[int], now: int) -> int:
         """Give up *slices*, which leave the top; return the bytes of prefetches dropped."""
+        ...
 
     def demote(self, slices: Sequence[int], now: int) -> None:
         """Begin to copy *slices* down to the second tier."""
+        ...
 
     def landed(self, slice_id: int, now: int) -> bool:
         """Return whether a planned-resident slice has arrived in the fastest tier."""
+        ...
 
     def queued_bytes(self, now: int) -> int:
         """Return the bytes of prefetches that are queued or in flight towards the fastest tier."""
+        ...
 
     def cancel(self, slices: Sequence[int], now: int) -> list[int]:
         """Withdraw the queued prefetches among *slices*; return those that had not started."""
+        ...
 
     def finish(self) -> int:
         """Let everything land; return the time at which the last link falls idle."""
+        ...
 
     def busy(self) -> list[int]:
         """Return the busy time of each link in ns, summed over its lanes, fastest first."""
+        ...
 
 
 class Links:

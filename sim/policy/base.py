@@ -31,12 +31,15 @@ class Lateness(Protocol):
 
     def landed(self, slice_id: int) -> bool:
         """Return whether a planned-resident slice has arrived in the fastest tier."""
+        ...
 
     def queued_bytes(self) -> int:
         """Return the bytes of prefetches that are queued or in flight towards the fastest tier."""
+        ...
 
     def cancel(self, slices: Sequence[int]) -> list[int]:
         """Withdraw the queued prefetches among *slices*; return those that had not started."""
+        ...
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ COMPANY: list[dict[str, Any]] = [
     {"prefetch": {"kind": "previous-token", "depth": 2, "cancel": True}, "miss": "skip"},
     {"prefetch": "oracle", "miss": "cpu", "warmup": "random"},
 ]
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "two tiers": {},
     "lockstep": {"requests": 3},
     "three tiers": {"tiers": ["hbm", "dram", "nvme"]},
@@ -219,7 +219,7 @@ def test_start_again_equals_new(seam: str, name: str) -> None:
     source = trace()
     stage = set_up(source.header, setting, memory.extent_of(source))
 
-    def log() -> list[object]:
+    def log() -> list[list[list[int]]]:
         machine = SimMachine(stage.hierarchy, stage.costs, stage.layout)
         planner = planner_of(source, stage, setting, machine)
         found = []

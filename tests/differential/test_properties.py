@@ -261,7 +261,8 @@ def test_another_process_gives_the_same_bytes() -> None:
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],
-            capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True, text=True, check=True,
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
         )  # fmt: skip
 
         assert done.stdout.strip() == digests()
