@@ -75,6 +75,7 @@ class SyntheticConfig(_Block):
     geometry: str  # the name of a published model
     prompt: int = Field(default=0, ge=0)
     tokens: int = Field(default=128, ge=0)
+    context: int = Field(default=0, ge=0)
     requests: int = Field(default=1, ge=1)
     skew: float = Field(default=1.0, ge=0)
     reuse: float = Field(default=0.3, ge=0, le=1)

@@ -102,6 +102,7 @@ def _outcome(config: RunConfig, result: SimResult, fingerprint: str, digest: str
         "elapsed_ms": result.elapsed_ns / 1e6,
         "capacity_bytes": dict(zip(stage.hierarchy.cached, stage.capacities, strict=True)),
         "expert_bytes_total": stage.budget.stored,
+        "uniform_slices": len(set(stage.layout.nbytes)) == 1,
         "warnings": result.warnings,
         "known_limitations": result.known_limitations,
         "config": full,

@@ -32,6 +32,11 @@ OUT = "out"
 NESTED = ("energy_breakdown", "time_breakdown_ms", "capacity_bytes")
 """Metrics with parts, which become columns such as `energy_breakdown.links`."""
 
+BOUND = (
+    "slices differ in size, for which Belady's rule is not optimal: oracle_gap is to a bound, "
+    "not to the best that can be done"
+)
+
 _NEEDS = {"dask": "distributed", "ray": "ray"}
 
 Backend = Literal["loky", "dask", "ray"]
@@ -106,7 +111,13 @@ def points_of(config: SweepConfig, where: str) -> list[Point]:
 
 def check_plots(config: SweepConfig, points: list[Point], where: str) -> None:
     """Raise `InputError` when a plot names what the results will not have."""
-    known = {*QUANTITIES, *Metrics().summary(), "elapsed_ms", "expert_bytes_total"}
+    known = {
+        *QUANTITIES,
+        *Metrics().summary(),
+        "elapsed_ms",
+        "expert_bytes_total",
+        "uniform_slices",
+    }
     known |= {name for point in points for name in axes(point)}
     for at, plot in enumerate(config.plots):
         for key in ("x", "y", "hue"):
@@ -216,6 +227,8 @@ def _gather(config: SweepConfig, points: list[Point], store: Store, resumed: int
     for point, gap in zip(points, gaps, strict=True):
         found = outcomes[point.key]
         limitations |= dict.fromkeys(found.get("known_limitations", []))
+        if gap is not None and not found["uniform_slices"]:
+            limitations[BOUND] = None
         rows.append({
             **columns, **axes(point), "status": found["status"], "error": found["error"],
             **flatten(found), "oracle_gap": gap,

@@ -102,6 +102,8 @@ def show_table(
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, float) and "bytes" in name:
+        return format_bytes(round(value))
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
     if isinstance(value, int) and "bytes" in name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from moetier.experiments import sources
-from moetier.experiments.config import RunConfig, check_run
+from moetier.experiments.config import RunConfig, SyntheticConfig, check_run
 from moetier.experiments.sources import complete, open_source, open_trace_file
 from moetier.traces.errors import InputError
 from moetier.traces.geometry import load_geometry
@@ -75,7 +76,7 @@ def test_a_large_synthetic_source_is_not_held(
     assert isinstance(open_source(make_run(synthetic__seed=77)).source, Synthetic)
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"skew": 0.5}, {"tokens": 13}])
+@pytest.mark.parametrize("change", [{"seed": 1}, {"skew": 0.5}, {"tokens": 13}, {"context": 9}])
 def test_every_number_of_a_synthetic_source_counts(
     change: dict[str, Any], make_run: Callable[..., RunConfig]
 ) -> None:
@@ -83,6 +84,18 @@ def test_every_number_of_a_synthetic_source_counts(
     after = open_source(make_run(**{f"synthetic__{k}": v for k, v in change.items()})).fingerprint
 
     assert before != after
+
+
+def test_every_parameter_of_synthetic_routing_is_a_key_with_the_same_default() -> None:
+    parameters = inspect.signature(Synthetic).parameters
+    fields = SyntheticConfig.model_fields
+
+    assert set(parameters) - set(fields) == {"scores"}
+    assert {name: fields[name].default for name in fields if name != "geometry"} == {
+        name: item.default
+        for name, item in parameters.items()
+        if name not in ("geometry", "scores")
+    }
 
 
 def test_a_live_model_is_refused_with_a_way_out() -> None:

@@ -83,6 +83,21 @@ def test_the_oracle_gap_is_a_difference_of_miss_rates(
         assert lfu["oracle_gap"] == lfu["miss_rate"] - belady["miss_rate"]
 
 
+@pytest.mark.parametrize(("weights", "bound"), [("bf16", False), ("q4_k_m", True)])
+def test_a_gap_over_slices_of_mixed_sizes_is_called_a_bound(
+    weights: str, bound: bool, sweep_keys: dict[str, Any], tmp_path: Path
+) -> None:
+    sweep_keys["base"]["weights"] = weights
+    sweep_keys["base"]["synthetic"]["geometry"] = "olmoe-1b-7b"
+
+    outcome = go(sweep_keys, tmp_path)
+
+    about = json.loads((tmp_path / "provenance.json").read_text())
+    assert outcome.failed == []
+    assert {row["uniform_slices"] for row in outcome.rows} == {not bound}
+    assert (module.BOUND in about["known_limitations"]) is bound
+
+
 def test_done_points_are_not_run_again(
     sweep_keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

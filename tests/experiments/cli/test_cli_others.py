@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -179,14 +179,16 @@ def test_a_sweep_imports_neither_torch_nor_matplotlib() -> None:
 
 @pytest.mark.benchmark
 def test_help_starts_in_less_than_0_4_seconds() -> None:
+    """Processor time, as other work on the machine must not decide."""
     code = "from moetier.experiments.cli import main; main()"
-    seconds = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, check=True)
-        seconds.append(time.perf_counter() - begin)
 
-    assert min(seconds) < 0.4
+    def used() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(used() for _ in range(5)) < 0.4
 
 
 def test_the_script_runs_main(monkeypatch: pytest.MonkeyPatch) -> None:

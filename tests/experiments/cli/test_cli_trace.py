@@ -37,6 +37,7 @@ def test_info_describes(moetier: Invoke, trace: Path) -> None:
     assert "n experts" in text
     assert "decode tokens" in text
     assert "24 MiB (25165824 bytes)" in text
+    assert "bytes_mean 3 MiB" in text
 
 
 def test_info_as_json(moetier: Invoke, trace: Path) -> None:
