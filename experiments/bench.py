@@ -58,7 +58,9 @@ def made(geometry: Geometry, tokens: int) -> ArrayTrace:
 
 
 def timed_run(
-    source: TraceSource, policy: str = "on-demand", share: Fraction = QUARTER
+    source: TraceSource,
+    policy: str | dict[str, str] = "on-demand",
+    share: Fraction = QUARTER,
 ) -> tuple[float, dict[str, Any]]:
     """Return seconds and metrics of one whole run, its records written to a scratch file."""
     setting = Setting(load_profile(MACHINE), policy, {TIER: share})
@@ -94,11 +96,16 @@ def peer(source: ArrayTrace) -> Callable[[], tuple[float, int, int]] | None:
 
 
 def _against_peer(source: ArrayTrace, repeats: int) -> list[Row]:
-    arms = {
+    arms: dict[str, tuple[str | dict[str, str], Fraction, str]] = {
         "lru": ("on-demand", QUARTER, "a quarter of the experts"),
         "previous-token": (
+            {"preset": "previous-token", "eviction": "fifo"}, QUARTER,
+            "a quarter of the experts, first in first out: with lru they would hold all the last "
+            "token used, and nothing would be prefetched",
+        ),
+        "previous-token-saturated": (
             "previous-token", SCARCE,
-            "5 % of the experts, less than one token needs: at 25 % nothing is left to prefetch",
+            "lru with 5 % of the experts, less than one token needs: everything is prefetched",
         ),
     }  # fmt: skip
     theirs = peer(source)
@@ -121,6 +128,7 @@ def _against_peer(source: ArrayTrace, repeats: int) -> list[Row]:
             unit="lookups/s",
             hit_rate=metrics[name]["hit_rate_decode"],
             prefetch_issued=metrics[name]["prefetch_issued"],
+            late_hit_rate=metrics[name]["late_hit_rate"],
             peer_hit_rate=peer_hits,
             note=note,
         )

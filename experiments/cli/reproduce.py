@@ -21,6 +21,7 @@ def reproduce(
     from moetier.experiments.papers import paper_names
     from moetier.experiments.papers import reproduce as recompute
     from moetier.experiments.store import dump_json
+    from moetier.traces.errors import InputError
 
     known = paper_names()
     if paper != "all" and paper not in known:

@@ -273,7 +273,7 @@ def test_the_smallest_models_work(n_experts: int, top_k: int) -> None:
     assert describe(source).decode_tokens == 5
 
 
-def test_context_shifts_positions_and_nothing_else():
+def test_context_shifts_positions_and_nothing_else() -> None:
     short = Synthetic(GEOMETRY, prompt=3, tokens=4, seed=5)
     long = Synthetic(GEOMETRY, prompt=3, tokens=4, seed=5, context=100)
 

@@ -85,8 +85,8 @@ def test_reproduce_as_json(name: str, moetier: Invoke, one_row: Row) -> None:
     assert rows[1]["ours"] is None
 
 
-def test_an_unknown_paper_is_status_1(moetier: Invoke) -> None:
-    result = moetier("reproduce", "speculating-expert", status=1)
+def test_an_unknown_paper_is_bad_input(moetier: Invoke) -> None:
+    result = moetier("reproduce", "speculating-expert", status=2)
 
     assert "unknown paper 'speculating-expert'; did you mean 'speculating-experts'?" in (
         result.stderr
