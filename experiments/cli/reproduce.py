@@ -27,10 +27,9 @@ def reproduce(
     if paper != "all" and paper not in known:
         near = difflib.get_close_matches(paper, known, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        typer.echo(
-            f"error: unknown paper '{paper}'; {hint}known: {', '.join(known)}, all", err=True
+        raise InputError(
+            f"unknown paper '{paper}'", way_out=f"{hint}known: {', '.join(known)}, all"
         )
-        raise typer.Exit(1)
     rows = [
         {"paper": name, **row.model_dump()}
         for name in (known if paper == "all" else [paper])
