@@ -2,9 +2,9 @@
 
 Large models have channels whose weights and activations are many times larger than the others',
 which is what makes low-bit formats lossy (LLM.int8(), arXiv:2208.07339; SmoothQuant,
-arXiv:2211.10438). A model trained for an hour has none. Scaling one side of a product by a power
-of two and the other by its inverse brings them in, and changes no output by a single bit:
-SmoothQuant's migration of scale, backwards.
+arXiv:2211.10438). A model trained for an hour has none, and loses next to nothing down to two
+bits. Scaling one side of a product by a power of two and the other by its inverse brings them in,
+and changes no output by a single bit: SmoothQuant's migration of scale, backwards.
 
 Shapes: E experts, H hidden, I expert hidden.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OCTAVES = 1.0
+OCTAVES = 1.25
 """Standard deviation of the channels' scales, in powers of two, before rounding to whole ones."""
 
 
