@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,6 +43,8 @@ class LayerBatch:
     recorded: list[int] | None = (
         None  # (len(experts),) what a device did: 0 miss, 1 hit, 2 prefetched
     )
+    predict: Callable[[LayerBatch], dict[int, Floats]] | None = None
+    # a live model's predictor, to be asked once it is settled which experts are computed
 
     def token_ids(self) -> list[int]:
         """Return the token of each entry of `experts`, also where all tokens have equally many."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import logging
 import sys
 import time
@@ -194,6 +195,9 @@ def export(model: Any, out: Path, octaves: float = OCTAVES) -> None:
         do_sample=False, pad_token_id=PAD_ID, eos_token_id=VOCABULARY[END]
     )
     stored.save_pretrained(out)
+    # Stored in bfloat16, but to be computed in float32, which is what `dtype="auto"` reads.
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
     tiny_tokenizer().save_pretrained(out)
 
 
