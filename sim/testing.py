@@ -226,7 +226,7 @@ def make_case(pick: Callable[[Sequence[Any]], Any], **fixed: Any) -> Case:
     synthetic = Synthetic(
         header.geometry,
         prompt=choose("prompt", [0, 1, 4]),
-        tokens=choose("tokens", [1, 2, 5, 9]),
+        tokens=choose("tokens", [1, 2, 5, 9, 9]),
         requests=choose("requests", [1, 1, 2, 3]),
         skew=pick([0.0, 1.0]),
         reuse=pick([0.0, 0.4, 0.8]),
@@ -237,7 +237,7 @@ def make_case(pick: Callable[[Sequence[Any]], Any], **fixed: Any) -> Case:
     three = {"bandwidth": _toy_rate(pick), "lanes": pick([1, 2, 3])} if tiers == 3 else None
     profile = toy_profile(
         bandwidth=_toy_rate(pick),
-        latency=pick(["0 ns", "3 ns"]),
+        latency=pick(["0 ns", "3 ns", "40 ns"]),
         lanes=choose("lanes", [1, 1, 2, 3, 4]),
         three=three,
         down={"bandwidth": _toy_rate(pick), "lanes": pick([1, 2])} if exclusive else None,
@@ -245,7 +245,7 @@ def make_case(pick: Callable[[Sequence[Any]], Any], **fixed: Any) -> Case:
         cpu={"overhead": pick(["0 ns", "7 ns"])},
     )
     least, total = top_k * max(each), n_experts * sum(each)
-    room = {"hbm": min(total, least + pick([0, 4, 8, 24, 1000]))}
+    room = {"hbm": min(total, least + choose("room", [0, 4, 12, 24, 40, 1000]))}
     if tiers == 3:
         room["dram"] = min(total, least + pick([0, 8, 16, 1000]))
     policy = {
@@ -270,13 +270,27 @@ def prefetches() -> list[Any]:
     ]
 
 
+def busy_choices() -> list[dict[str, Any]]:
+    """Return choices under which prefetches queue up, leave the plan and are withdrawn.
+
+    Without them that happens in a case of thirty; with them in one of three.
+    """
+    room = {"layers": 4, "tokens": 9, "n_experts": 6, "top_k": 2, "room": 24}
+    far = {"kind": "previous-token", "depth": 3}
+    return [
+        room | {"prefetch": far},
+        room | {"prefetch": far | {"cancel": True}, "requests": 1},
+        room | {"prefetch": far | {"cancel": True}, "tiers": 3},
+    ]
+
+
 def _toy_rate(pick: Callable[[Sequence[Any]], Any]) -> Any:
     """Return a constant rate, or a table over sizes and lanes."""
     table = [
         {"size": f"{size} B", "lanes": lanes, "rate": f"{rate} MB/s"}
         for size, lanes, rate in [(2, 1, 400), (8, 1, 900), (2, 2, 700), (8, 2, 1500), (8, 4, 2100)]
     ]
-    return pick(["1 GB/s", "500 MB/s", "2 GB/s", table])
+    return pick(["1 GB/s", "2 GB/s", "500 MB/s", "100 MB/s", "100 MB/s", table])
 
 
 def _stored(header: Header, source: Synthetic) -> Any:

@@ -6,6 +6,7 @@ that keeps the time of a copy.
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from moetier.sim.machine.processes import ProcessMachine
 from moetier.sim.policy.seams import SEAMS
-from moetier.sim.testing import Case, Run, make_case, prefetches
+from moetier.sim.testing import Case, Run, busy_choices, make_case, prefetches
 
 
 def compare(case: Case) -> None:
@@ -39,11 +40,11 @@ def shown(run: Run) -> Sequence[object]:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    return make_case(lambda options: draw(st.sampled_from(options)))
+def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
+    return make_case(lambda options: draw(st.sampled_from(options)), **fixed)
 
 
-@given(cases())
+@given(st.one_of(cases(), *[cases(**choices) for choices in busy_choices()]))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_both_machines_give_the_same_records(case: Case) -> None:
     compare(case)
@@ -57,5 +58,6 @@ def test_every_combination_gives_the_same_records(
     eviction: str, prefetch: object, miss: str
 ) -> None:
     lot = random.Random(f"{eviction} {prefetch} {miss}")
-    for _ in range(12):
-        compare(make_case(lot.choice, eviction=eviction, prefetch=prefetch, miss=miss))
+    for _ in range(10):
+        more = lot.choice([{}, *busy_choices()]) | {"eviction": eviction, "prefetch": prefetch}
+        compare(make_case(lot.choice, **more, miss=miss))

@@ -17,7 +17,7 @@ from moetier.sim.hardware import Profile
 from moetier.sim.machine.base import Span
 from moetier.sim.policy.base import Eviction
 from moetier.sim.policy.seams import SEAMS
-from moetier.sim.testing import Case, Run, make_case
+from moetier.sim.testing import Case, Run, busy_choices, make_case
 
 EVICTIONS = SEAMS["eviction"].names()
 
@@ -28,14 +28,7 @@ def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
 
 
 def busy() -> st.SearchStrategy[Case]:
-    """Return cases in which prefetches queue up, leave the plan and are withdrawn."""
-    far = {"kind": "previous-token", "depth": 3}
-    return st.one_of(
-        cases(),
-        cases(layers=4, tokens=9, requests=1, prefetch=far | {"cancel": True}),
-        cases(layers=4, tokens=9, requests=1, tiers=3, prefetch=far | {"cancel": True}),
-        cases(layers=3, tokens=9, prefetch=far, warmup="none"),
-    )
+    return st.one_of(cases(), *[cases(**choices) for choices in busy_choices()])
 
 
 some = settings(max_examples=60, deadline=None, derandomize=True)
