@@ -63,12 +63,13 @@ class Budget:
     sizes: tuple[int, ...]
     dense: int
     kv: int
+    predictors: int
     stored: int  # all routed experts, at the stored format
 
     @property
     def beside(self) -> int:
         """Return what must be resident beside the expert cache."""
-        return self.dense + self.kv
+        return self.dense + self.kv + self.predictors
 
     @property
     def left(self) -> int:
@@ -78,11 +79,18 @@ class Budget:
     def spelled(self) -> str:
         """Return the parts as text."""
         parts = {"dense weights": self.dense, "KV cache": self.kv}
+        if self.predictors:
+            parts["predictors"] = self.predictors
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
 
 
 def budget(
-    hierarchy: Hierarchy, work: DenseWork, header: Header, weights: str, extent: Extent
+    hierarchy: Hierarchy,
+    work: DenseWork,
+    header: Header,
+    weights: str,
+    extent: Extent,
+    predictor_bytes: int = 0,
 ) -> Budget:
     """Return the budget of a run; raise `InputError` when its experts fit nowhere."""
     geometry = header.geometry
@@ -101,6 +109,7 @@ def budget(
         sizes,
         int(work.weight_bytes.sum()),
         kv_bytes_at(work, extent.context),
+        predictor_bytes,
         stored,
     )
 

@@ -16,6 +16,7 @@ from moetier.sim.layout import Layout
 from moetier.sim.plan import LayerPlan
 from moetier.sim.policy.base import (
     Context,
+    Estimates,
     Eviction,
     Lateness,
     Miss,
@@ -27,6 +28,7 @@ from moetier.sim.policy.base import (
 from moetier.sim.policy.compose import Policy
 from moetier.sim.residency import Cache
 from moetier.traces.batch import DECODE, PREFILL, LayerBatch
+from moetier.traces.gating import GateRule
 
 OnPlan = Callable[[LayerPlan], None]
 
@@ -49,6 +51,8 @@ class Planner:
         future: Future | None = None,
         popularity: Sequence[int] | None = None,
         lateness: Lateness | None = None,
+        gate: GateRule | None = None,
+        estimates: Estimates | None = None,
         on_plan: OnPlan | None = None,
     ) -> None:
         """Start a run; nothing is resident until warm-up says so."""
@@ -73,6 +77,8 @@ class Planner:
                     future=future if part.needs_future else None,
                     popularity=popularity,
                     lateness=lateness if part.asks_lateness else None,
+                    gate=gate,
+                    estimates=estimates,
                 )
             )
 
@@ -88,6 +94,7 @@ class Planner:
         self._deep: set[int] = set()  # prefetched from below the second tier
         # A hook that is not overridden need not be called (a tenth of a run's time, together).
         self._routes = type(policy.routing).route is not Routing.route
+        self._predicts = policy.uses_predictions
         self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
         self._resolves = type(policy.miss).resolve is not Miss.resolve
         self._releases = type(self._top.eviction).release is not Eviction.release
@@ -105,6 +112,10 @@ class Planner:
             self._phase_begins(batch.phase)
         if self._routes:
             batch = self.policy.routing.route(batch)
+        if self._predicts:
+            if batch.predict is not None:
+                batch.predicted = batch.predict(batch)
+            self.policy.routing.observe(batch)
         needed = recency = self._needed(batch)
         if batch.n_tokens != 1:  # fetched in order of first use, remembered in order of last use
             recency = list(dict.fromkeys(reversed(needed)))[::-1]
@@ -210,6 +221,7 @@ class Planner:
 
         What the batch has just *evicted* is still there when it is wanted again: it stays for free.
         """
+        self._progress.ahead_bytes = self._pinned_bytes
         candidates = self.policy.prefetch.candidates(plan.batch, plan.needed)
         if not candidates:
             return evicted

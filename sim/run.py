@@ -16,9 +16,10 @@ from moetier.sim.hardware import Profile
 from moetier.sim.layout import Layout
 from moetier.sim.machine.base import Machine, OnSpan
 from moetier.sim.machine.costs import Costs
+from moetier.sim.machine.estimates import ProfileEstimates
 from moetier.sim.machine.hierarchy import Hierarchy, build_hierarchy
 from moetier.sim.machine.simulated import SimMachine
-from moetier.sim.machine.work import dense_work
+from moetier.sim.machine.work import dense_work, with_predictors
 from moetier.sim.metrics import Metrics
 from moetier.sim.planner import OnPlan, Planner
 from moetier.sim.policy.base import Context
@@ -29,7 +30,8 @@ from moetier.traces.batch import LayerBatch, Source
 from moetier.traces.columns import PAD, ColumnSource
 from moetier.traces.errors import InputError
 from moetier.traces.formats import stored_expert_bytes
-from moetier.traces.schema import Header
+from moetier.traces.gating import GateRule
+from moetier.traces.schema import Header, Predictor
 
 MachineFactory = Callable[[Hierarchy, Costs, Layout, OnSpan | None], Machine]
 
@@ -66,6 +68,21 @@ class Stage:
     budget: memory.Budget
     weights: str
     expert_ops: int  # operations of one expert on one token; 0 where unknown
+    gate: GateRule
+    estimates: ProfileEstimates
+
+    def planner(self, setting: Setting, **given: Any) -> Planner:
+        """Return a planner for this stage; *given* is what only the run knows, as its arguments."""
+        return Planner(
+            self.policy,
+            self.layout,
+            self.capacities,
+            exclusive=setting.exclusive,
+            seed=setting.seed,
+            gate=self.gate,
+            estimates=self.estimates,
+            **given,
+        )
 
 
 @dataclass(frozen=True)
@@ -102,23 +119,58 @@ def set_up(
             where="policy.miss",
             way_out="use `miss: fetch`, or give the profile a processor there",
         )
+    predictors = find_predictors(policy, header.predictors)
     weights, whole = stored_expert_bytes(header, setting.weights)
     layout = policy.precision.layout(whole, geometry)
     work = dense_work(header, weights, setting.kv_bytes)
+    if predictors:
+        work = with_predictors(work, header, predictors, policy.routing.replaces_router)
     sized = geometry.hidden is not None and geometry.moe_intermediate is not None
     expert_ops = 2 * geometry.expert_weights if sized else 0
-    budget = memory.budget(hierarchy, work, header, weights, extent)
+    predictor_bytes = sum(item.nbytes or 0 for item in predictors)
+    budget = memory.budget(hierarchy, work, header, weights, extent, predictor_bytes)
+    costs = Costs(hierarchy, work, layout, expert_ops)
     return Stage(
         hierarchy=hierarchy,
         policy=policy,
         layout=layout,
-        costs=Costs(hierarchy, work, layout, expert_ops),
+        costs=costs,
         energy=Energy(hierarchy, work, expert_ops),
         capacities=memory.capacities(budget, setting.capacity, policy, layout, geometry.top_k),
         budget=budget,
         weights=weights,
         expert_ops=expert_ops,
+        gate=GateRule.of(header),
+        estimates=ProfileEstimates(hierarchy, costs, layout),
     )
+
+
+def find_predictors(policy: Policy, there: Sequence[Predictor]) -> list[Predictor]:
+    """Return the predictors that *policy* reads, one per name and horizon.
+
+    Raises:
+        InputError: If a part wants predictions that are not *there*.
+    """
+    found: dict[tuple[str, int], Predictor] = {}
+    for part in policy.parts:
+        if not part.uses_predictions:
+            continue
+        for horizon in part.horizons:
+            fitting = [
+                item
+                for item in there
+                if item.horizon == horizon and part.predictor in (None, item.name)
+            ]
+            if not fitting:
+                known = ", ".join(f"{item.name} {item.horizon} ahead" for item in there) or "none"
+                raise InputError(
+                    f"policy '{policy.name}' reads the scores that "
+                    f"{part.predictor or 'a predictor'} predicts {horizon} layers ahead",
+                    where="policy",
+                    way_out=f"the source has: {known}; capture with a predictor, or annotate it",
+                )
+            found[fitting[0].name, horizon] = fitting[0]
+    return list(found.values())
 
 
 class TraceSource(Source, ColumnSource, Protocol):
@@ -147,12 +199,8 @@ def simulate(
     metrics = Metrics(setting.warmup_steps)
     recorder = Recorder(stage.layout, stage.energy, [metrics, *sinks])
     runs_on = machine(stage.hierarchy, stage.costs, stage.layout, on_span)
-    planner = Planner(
-        stage.policy,
-        stage.layout,
-        stage.capacities,
-        exclusive=setting.exclusive,
-        seed=setting.seed,
+    planner = stage.planner(
+        setting,
         future=foresee(source, stage) if stage.policy.needs_future else None,
         popularity=count(popularity, stage.layout) if popularity is not None else None,
         lateness=runs_on,

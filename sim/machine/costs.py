@@ -46,23 +46,24 @@ class Costs:
         self._of_kind: list[int] = []
         self._expert_memo: dict[tuple[int, int], int] = {}
 
-    def dense_ns(self, batch: LayerBatch) -> int:
-        """Return the time of the dense part of *batch*."""
+    def dense_ns(self, batch: LayerBatch, layer: int | None = None) -> int:
+        """Return the time of the dense part of *batch*, or of a later *layer* of the same step."""
         shape = (batch.phase, batch.n_tokens, batch.context)
         if shape != self._shape:  # the layers of a step share their shape
             self._shape = shape
             self._of_kind = [-1] * len(self._kinds)
-        kind = self._kinds[batch.layer]
+        at = batch.layer if layer is None else layer
+        kind = self._kinds[at]
         found = self._of_kind[kind]
         if found < 0:
             key = (kind, *shape)
             if key not in self._dense_memo:
-                self._look_ahead(batch)
+                self._look_ahead(batch, at)
             found = self._of_kind[kind] = self._dense_memo[key]
         return found
 
-    def _look_ahead(self, batch: LayerBatch) -> None:
-        """Fill the memo for *batch* and, in decode, for the contexts that come after it.
+    def _look_ahead(self, batch: LayerBatch, at: int) -> None:
+        """Fill the memo for *batch* in layer *at* and, in decode, for the contexts after it.
 
         The context grows by one entry per token and step, so counting one batch at a time would
         never meet the memo again at the next step.
@@ -71,11 +72,9 @@ class Costs:
             self._dense_memo.clear()
         steps = _LOOK_AHEAD if batch.phase == DECODE else 1
         contexts = batch.context + batch.n_tokens * np.arange(steps)
-        layer, phase, tokens = (
-            np.full(steps, x) for x in (batch.layer, batch.phase, batch.n_tokens)
-        )
+        layer, phase, tokens = (np.full(steps, x) for x in (at, batch.phase, batch.n_tokens))
         work = self.dense.of(layer, phase, tokens, contexts)
-        kind = self._kinds[batch.layer]
+        kind = self._kinds[at]
         rows = zip(contexts.tolist(), work.ops.tolist(), work.nbytes.tolist(), strict=True)
         for context, ops, nbytes in rows:
             key = (kind, batch.phase, batch.n_tokens, context)
@@ -86,10 +85,9 @@ class Costs:
         layout = self.layout
         total, assigned = layout.layer_size(plan.needed), len(plan.batch.experts)
         if not plan.cpu and not plan.skip:
-            found = self._expert_memo.get((total, assigned))
-            return (self._experts(total, assigned) if found is None else found), 0
+            return self.experts(total, assigned), 0
         cpu_bytes = layout.size(plan.cpu)
-        main = self._experts(
+        main = self.experts(
             total - cpu_bytes - layout.size(plan.skip),
             assigned - plan.cpu_assignments - plan.skip_assignments,
         )
@@ -98,7 +96,11 @@ class Costs:
         assert self._cpu is not None  # checked when the run was set up
         return main, self._cpu.ns(plan.cpu_assignments * self.expert_ops, cpu_bytes)
 
-    def _experts(self, nbytes: int, assigned: int) -> int:
+    def experts(self, nbytes: int, assigned: int) -> int:
+        """Return the time of *assigned* (token, expert) pairs whose weights take *nbytes* bytes."""
+        found = self._expert_memo.get((nbytes, assigned))
+        if found is not None:
+            return found
         if len(self._expert_memo) >= _MEMO_LIMIT:
             self._expert_memo.clear()
         took = self._main.ns(assigned * self.expert_ops, nbytes) if assigned else 0

@@ -8,7 +8,8 @@ they are below a thousandth of the weights in every published geometry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from moetier.traces.batch import DECODE
 from moetier.traces.errors import InputError
 from moetier.traces.formats import dense_bytes, dense_layer_bytes, head_bytes
 from moetier.traces.geometry import Geometry
-from moetier.traces.schema import Header
+from moetier.traces.schema import Header, Predictor
 
 Ints = npt.NDArray[np.int64]
 NO_WINDOW = 1 << 40  # entries; longer than any context
@@ -43,6 +44,8 @@ class DenseWork:
     context_bytes: Ints  # of one key/value entry, full attention
     window_bytes: Ints
     window: int
+    decode_ops: Ints  # per token and in decode only: what a policy adds or spares
+    decode_bytes: Ints
 
     def of(self, layer: Ints, phase: Ints, tokens: Ints, context: Ints) -> Work:
         """Return the work of batches given as arrays of equal shape.
@@ -57,11 +60,13 @@ class DenseWork:
             + self.head_ops[layer] * np.where(decode, tokens, 1)
             + self.context_ops[layer] * context
             + self.window_ops[layer] * windowed
+            + self.decode_ops[layer] * np.where(decode, tokens, 0)
         )
         nbytes = (
             self.weight_bytes[layer]
             + self.context_bytes[layer] * np.where(decode, context, tokens)
             + self.window_bytes[layer] * np.where(decode, windowed, tokens)
+            + self.decode_bytes[layer] * decode
         )
         return Work(ops, nbytes)
 
@@ -100,6 +105,8 @@ def dense_work(header: Header, weights: str, kv_bytes: int = 2) -> DenseWork:
         context_bytes=full * per_bytes,
         window_bytes=sliding * per_bytes,
         window=geometry.sliding_window or NO_WINDOW,
+        decode_ops=np.zeros(len(spans), np.int64),
+        decode_bytes=np.zeros(len(spans), np.int64),
     )
 
 
@@ -120,6 +127,24 @@ def _recorded(header: Header, spans: list[range]) -> Ints:
     if header.dense_layer_bytes is not None and len(header.dense_layer_bytes) == len(others):
         nbytes.update(zip(others, header.dense_layer_bytes, strict=True))
     return np.array([sum(nbytes.get(layer, 0) for layer in span) for span in spans])
+
+
+def with_predictors(
+    work: DenseWork, header: Header, predictors: Sequence[Predictor], replaces_router: bool
+) -> DenseWork:
+    """Return *work* with what *predictors* cost in decode, less the routers they replace.
+
+    A predictor's weights are read in equal parts by the layers. The first layer keeps its router,
+    whose weights count as bf16.
+    """
+    layers = len(work.weight_bytes)
+    ops = np.full(layers, sum(item.operations or 0 for item in predictors))
+    nbytes = np.full(layers, sum(-(-(item.nbytes or 0) // layers) for item in predictors))
+    if replaces_router and header.geometry.hidden is not None:
+        router = 2 * header.geometry.hidden * header.geometry.n_experts  # operations, and bytes
+        ops[1:] -= router
+        nbytes[1:] -= router
+    return replace(work, decode_ops=ops, decode_bytes=nbytes)
 
 
 def kv_bytes_at(work: DenseWork, context: int, requests: int = 1) -> int:

@@ -4,9 +4,10 @@ A part of a policy is pure: it sees ids, scores and residency, and returns ids. 
 global randomness and no residency; the planner calls it once per batch with whole batches of
 slices, checks every invariant and does the moving. The order of the calls for one batch is
 
-    routing.route -> precision.needed -> miss.resolve -> eviction.insert (what will be fetched)
-    -> eviction.touch (all that is used) -> eviction.release -> eviction.victims (if over capacity)
-    -> prefetch.candidates -> eviction.insert (what was admitted) -> eviction.victims
+    routing.route -> routing.observe -> precision.needed -> miss.resolve
+    -> eviction.insert (what will be fetched) -> eviction.touch (all that is used)
+    -> eviction.release -> eviction.victims (if over capacity) -> prefetch.candidates
+    -> eviction.insert (what was admitted) -> eviction.victims
 
 where what is released or evicted leaves once the batch has computed. `warmup` is asked before the
 first batch and again when decode begins.
@@ -23,6 +24,7 @@ import numpy as np
 from moetier.sim.future import Future
 from moetier.sim.layout import Layout
 from moetier.traces.batch import LayerBatch
+from moetier.traces.gating import GateRule
 from moetier.traces.geometry import Geometry
 
 
@@ -42,11 +44,27 @@ class Lateness(Protocol):
         ...
 
 
+class Estimates(Protocol):
+    """What the machine's description says in advance; asking it is not asking about lateness."""
+
+    def window_ns(self, batch: LayerBatch, needed: Sequence[int], horizon: int) -> int:
+        """Return the compute time from now until the experts *horizon* layers later begin.
+
+        Now is the end of the dense part of *batch*, which uses *needed*.
+        """
+        ...
+
+    def copy_ns(self, nbytes: int) -> int:
+        """Return what one transfer into the fastest tier adds to a busy link's time."""
+        ...
+
+
 @dataclass(slots=True)
 class Progress:
-    """Where a run is: the index of the current batch, from 0; -1 before the first."""
+    """Where a run is, as the planner sees it."""
 
-    batch: int = -1
+    batch: int = -1  # index of the current batch, from 0
+    ahead_bytes: int = 0  # brought early for layers that have not run yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +85,8 @@ class Context:
     future: Future | None = None
     popularity: Sequence[int] | None = None
     lateness: Lateness | None = None
+    gate: GateRule | None = None
+    estimates: Estimates | None = None
 
 
 class Part:
@@ -76,6 +96,9 @@ class Part:
     needs_future: bool = False  # an oracle; refused on a live source
     asks_lateness: bool = False  # asks `Context.lateness`, so decisions depend on timing
     needs_popularity: bool = False  # asks for the counts of a profile trace
+    uses_predictions: bool = False  # reads `LayerBatch.predicted`
+    predictor: str | None = None  # whose predictions, by name; None: whatever there is
+    horizons: Sequence[int] = ()  # how many layers ahead
 
     context: Context
 
@@ -86,6 +109,11 @@ class Part:
 
 class Routing(Part):
     """Which experts run, with what weights?"""
+
+    replaces_router: bool = False  # in decode, the router is not run after the first layer
+
+    def observe(self, batch: LayerBatch) -> None:
+        """Take note of a batch as it is computed, with its predictions; only if it uses them."""
 
     def route(self, batch: LayerBatch) -> LayerBatch:
         """Return the batch as it will be computed; the default changes nothing."""

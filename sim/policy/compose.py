@@ -47,6 +47,11 @@ class Policy:
         return any(part.needs_future for part in self.parts)
 
     @property
+    def uses_predictions(self) -> bool:
+        """Return whether any part reads predicted scores."""
+        return any(part.uses_predictions for part in self.parts)
+
+    @property
     def asks_lateness(self) -> bool:
         """Return whether decisions depend on timing."""
         return any(part.asks_lateness for part in self.parts)

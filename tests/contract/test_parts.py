@@ -62,9 +62,11 @@ def spec_of(seam: str, name: str) -> dict[str, Any]:
 
 
 @cache
-def trace(requests: int = 1, seed: int = 0) -> ArrayTrace:
+def trace(requests: int = 1, seed: int = 0, predictor: str = "p") -> ArrayTrace:
     """Return a trace with everything that one may have: scores, predictions, weights, residency."""
     small = small_header()
+    named = [item.model_copy(update={"name": predictor}) for item in small.predictors]
+    small = small.model_copy(update={"predictors": named})
     sizes: dict[str, Any] = small.geometry.model_dump(exclude_unset=True)
     sizes |= {"hidden": 8, "moe_intermediate": 4, "n_layers": 4, "dense_intermediate": 4}
     sizes |= {"heads": 1, "kv_heads": 1, "head_dim": 8, "vocab": 16}
@@ -272,9 +274,18 @@ def test_a_typo_suggests_the_nearest(seam: str) -> None:
 
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_runs(name: str) -> None:
-    setting = Setting(PROFILE, name, {"hbm": ROOM["hbm"]}, tiers=["hbm", "dram"])
+    parts = compose(name, ["hbm"]).parts
+    wanted = next((part.predictor for part in parts if part.predictor), "p")
+    seen = run(
+        trace(predictor=wanted),
+        PROFILE,
+        name,
+        capacity={"hbm": ROOM["hbm"]},
+        tiers=["hbm", "dram"],
+        watch=False,
+    )
 
-    assert simulated(setting, {}).metrics["tokens"] == 12 // 2
+    assert seen.metrics["tokens"] == 12 // 2
 
 
 def test_parts_import_no_machine_and_no_clock() -> None:

@@ -1,0 +1,38 @@
+"""This module says in advance what the description of a machine lets one expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moetier.sim.layout import Layout
+from moetier.sim.machine.costs import Costs
+from moetier.sim.machine.hierarchy import Hierarchy
+from moetier.sim.units import ceil_div
+from moetier.traces.batch import LayerBatch
+
+
+class ProfileEstimates:
+    """Expected times on one machine, without a look at its clock or its queues."""
+
+    def __init__(self, hierarchy: Hierarchy, costs: Costs, layout: Layout) -> None:
+        """Take the link into the fastest tier at the size of the largest slice, all lanes busy."""
+        link, self._size = hierarchy.links[0], max(layout.nbytes)
+        self._costs, self._layout = costs, layout
+        self._copy, self._lanes = link.copy_ns(self._size, link.lanes), link.lanes
+
+    def window_ns(self, batch: LayerBatch, needed: Sequence[int], horizon: int) -> int:
+        """Return the compute time from now until the experts *horizon* layers later begin.
+
+        Now is the end of the dense part of *batch*, which uses *needed*: its experts come first,
+        then the dense parts of the layers up to the target and, between them, experts like its own.
+        """
+        costs, last = self._costs, self._layout.n_layers - 1
+        experts = costs.experts(self._layout.size(needed), len(batch.experts))
+        dense = sum(
+            costs.dense_ns(batch, min(batch.layer + ahead, last)) for ahead in range(1, horizon + 1)
+        )
+        return horizon * experts + dense
+
+    def copy_ns(self, nbytes: int) -> int:
+        """Return what *nbytes* more add to the time of a busy link into the fastest tier."""
+        return ceil_div(nbytes * self._copy, self._size * self._lanes)
