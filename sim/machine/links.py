@@ -8,11 +8,11 @@ own time.
 Rules: a transfer that has started is never stopped. A demand goes ahead of every queued prefetch,
 also of one that could start in the same nanosecond. A transfer's rate is fixed when it starts, by
 the number of lanes busy from then on. Idle lanes are given out to one group after the other: the
-demands that became ready together, then those ready next, then all prefetches that are ready; the
-members of a group that start together count each other and who started before, not the groups
-behind. A queued prefetch that is demanded becomes ready at that time, and goes first in the group.
-A queued prefetch whose slice has left the plan has nowhere to land: it goes no further than the
-tier below, and is dropped where it would only have gone on.
+demands of one batch that became ready together, then those ready next, then all prefetches that are
+ready; the members of a group that start together count each other and who started before, not the
+groups behind. A queued prefetch that is demanded becomes ready at that time, and goes first in the
+group. A queued prefetch whose slice has left the plan has nowhere to land: it goes no further than
+the tier below, and is dropped where it would only have gone on.
 
 Within one nanosecond copies land first; then batches end, ask, cancel and evict; then lanes are
 given out. So what could start at the very time of a cancellation has not started.

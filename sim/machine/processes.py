@@ -35,10 +35,15 @@ class _Copy:
     """One slice on its way up (or down), over one link after the other."""
 
     def __init__(
-        self, env: Environment, slice_id: int, nbytes: int, route: Sequence[_Link], rank: int | None
+        self,
+        env: Environment,
+        slice_id: int,
+        nbytes: int,
+        route: Sequence[_Link],
     ) -> None:
-        """Travel over *route*; *rank* orders demands, and is None for a prefetch."""
-        self.slice_id, self.nbytes, self.route, self.rank = slice_id, nbytes, list(route), rank
+        """Travel over *route*, as a prefetch until it gets a rank."""
+        self.slice_id, self.nbytes, self.route = slice_id, nbytes, list(route)
+        self.rank: tuple[int, int] | None = None  # of a demand: its batch, and its place there
         self.landed = env.event()  # at the end of the route
         self.landed_at = 0
         self.moved = False  # whether a lane has taken it up, on any link
@@ -50,9 +55,9 @@ class _Link:
     def __init__(self, env: Environment, spec: LinkSpec, on_span: OnSpan | None) -> None:
         """Begin idle, with nothing waiting."""
         self._env, self._spec, self._on_span = env, spec, on_span
-        self.demands: list[list[_Copy]] = []  # groups that asked in the same nanosecond
+        self.demands: list[list[_Copy]] = []  # groups of one batch that asked together
         self.prefetches: list[_Copy] = []
-        self._asked = -1  # when the last group asked
+        self._asked = -1, -1  # batch and time of the last group
         self._jobs = [env.event() for _ in range(spec.lanes)]
         self._idle = list(range(spec.lanes))
         self._change = env.event()
@@ -61,15 +66,16 @@ class _Link:
         env.process(self._dispatcher())
 
     def ask(self, copy: _Copy) -> None:
-        """Queue *copy*, now: a demand by rank in the group of this nanosecond, a prefetch last."""
+        """Queue *copy*, now: a demand by rank in its group, a prefetch last."""
         if copy.rank is None:
             self.prefetches.append(copy)
         else:
-            if self._asked != self._env.now or not self.demands:
+            asked = copy.rank[0], int(self._env.now)
+            if self._asked != asked or not self.demands:
                 self.demands.append([])
-                self._asked = int(self._env.now)
+                self._asked = asked
             self.demands[-1].append(copy)
-            self.demands[-1].sort(key=lambda item: item.rank or 0)
+            self.demands[-1].sort(key=lambda item: item.rank or (0, 0))
         self._wake()
 
     def _wake(self) -> None:
@@ -133,7 +139,8 @@ class ProcessMachine:
         self._down = [_Link(self.env, spec, on_span) for spec in hierarchy.demotion]
         self._names = hierarchy.names
         self._under_way: dict[int, _Copy] = {}  # prefetched and not asked for yet
-        self._ranks = count()
+        self._batches = 0
+        self._places = count()
 
     @property
     def now(self) -> int:
@@ -171,6 +178,7 @@ class ProcessMachine:
     def _batch(self, plan: LayerPlan, timing: list[LayerTiming]) -> Steps:
         """Dense part, copies, experts on both processors, eviction."""
         env, start = self.env, self.now
+        self._batches += 1
         dropped = self._drop(plan.replaced)
         yield _after(env, self._costs.dense_ns(plan.batch), STEP)
         asked = self.now
@@ -180,7 +188,7 @@ class ProcessMachine:
         fetched = self._copies(plan.fetch, plan.fetch_hops, 0)
         for_cpu = self._copies(plan.cpu, plan.cpu_hops or [0] * len(plan.cpu), 1)
         for copy in fetched + for_cpu:
-            copy.rank = next(self._ranks)
+            copy.rank = self._batches, next(self._places)
             copy.route[0].ask(copy)
         for copy in self._copies(plan.prefetch, plan.prefetch_hops, 0):
             self._under_way[copy.slice_id] = copy
@@ -195,7 +203,7 @@ class ProcessMachine:
         copied = max([asked, *[copy.landed_at for copy in demanded + fetched + for_cpu]])
         dropped += self._drop(plan.evicted)
         for copy in self._copies(plan.demoted, None, 0, self._down):
-            copy.rank = next(self._ranks)
+            copy.rank = self._batches, next(self._places)
             copy.route[0].ask(copy)
         self._show(plan, [("dense", start, asked), ("wait", asked, landed)], ends)
         wait = end - asked - main
@@ -229,7 +237,7 @@ class ProcessMachine:
         queued = copy in link.prefetches
         if not queued and len(copy.route) == 1:
             return False
-        copy.rank = next(self._ranks)
+        copy.rank = self._batches, next(self._places)
         if queued:
             link.prefetches.remove(copy)
             link.ask(copy)
@@ -246,7 +254,7 @@ class ProcessMachine:
         up = self._links if links is None else links
         pairs = zip_longest(slices, hops or (), fillvalue=1)
         return [
-            _Copy(self.env, s, self._layout.nbytes[s], up[last : last + n][::-1], None)
+            _Copy(self.env, s, self._layout.nbytes[s], up[last : last + n][::-1])
             for s, n in pairs
             if n
         ]

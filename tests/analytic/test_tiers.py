@@ -194,3 +194,15 @@ def test_an_inclusive_slice_stays_below(play: Any) -> None:
     assert seen.column("lower_bytes") == [40, 40, 0, 40, 0]
     assert seen.metrics["lower_hit_rate"] == 2 / 5
     assert seen.metrics["lower_bytes"] == 120
+
+
+def test_two_batches_that_end_together_are_two_groups(bench: Any) -> None:
+    """Neither takes any time; the second's copy counts the first's, which started alone at 1 B/ns."""
+    rows = [(1, "1 GB/s"), (2, "4 GB/s")]
+    table = [{"size": "40 B", "lanes": lanes, "rate": rate} for lanes, rate in rows]
+    profile = toy_profile(three={}, down={"bandwidth": table, "lanes": 2})
+    loaded = bench(profile, toy_header(n_experts=16, dense_bytes=0), exclusive=True)
+    for s in (0, 1):
+        assert loaded.batch(evicted=[s], demoted=[s]).end == 0
+
+    assert loaded.machine.finish() == 40
