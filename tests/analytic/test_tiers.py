@@ -197,7 +197,7 @@ def test_an_inclusive_slice_stays_below(play: Any) -> None:
 
 
 def test_two_batches_that_end_together_are_two_groups(bench: Any) -> None:
-    """Neither takes any time; the second's copy counts the first's, which started alone at 1 B/ns."""
+    """Neither takes any time; the second copy counts the first, which started alone at 1 B/ns."""
     rows = [(1, "1 GB/s"), (2, "4 GB/s")]
     table = [{"size": "40 B", "lanes": lanes, "rate": rate} for lanes, rate in rows]
     profile = toy_profile(three={}, down={"bandwidth": table, "lanes": 2})
