@@ -1,0 +1,119 @@
+"""This module joins a running model to a planner, a machine and a recorder.
+
+It is the loop of `sim.run.drive` turned inside out: the model pushes each batch, and what the plan
+says is what the model computes. Where the plan leaves the batch as it was, the model's own tensors
+go on untouched, so that a lossless policy changes no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from moetier.sim.layout import Layout
+from moetier.sim.machine.base import Machine, OnSpan
+from moetier.sim.machine.simulated import SimMachine
+from moetier.sim.metrics import Metrics
+from moetier.sim.plan import LayerPlan
+from moetier.sim.planner import OnPlan, Planner
+from moetier.sim.policy.compose import Policy
+from moetier.sim.records import OnColumns, Recorder
+from moetier.sim.run import MachineFactory, Setting, Stage, count
+from moetier.traces.batch import Floats, LayerBatch
+from moetier.traces.columns import ColumnSource
+from moetier.traces.errors import InputError
+from moetier.traces.live import Choice
+
+
+class Driver:
+    """A stage in use by a model: decides each batch, lets virtual time pass, keeps the record."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        setting: Setting,
+        *,
+        sinks: Sequence[OnColumns] = (),
+        on_plan: OnPlan | None = None,
+        on_span: OnSpan | None = None,
+        popularity: ColumnSource | None = None,
+        machine: MachineFactory = SimMachine,
+    ) -> None:
+        """Begin with an idle machine and empty caches; the arguments are those of `simulate`."""
+        check_live(stage.policy)
+        self.metrics = Metrics(setting.warmup_steps)
+        self.machine: Machine = machine(stage.hierarchy, stage.costs, stage.layout, on_span)
+        self._recorder = Recorder(stage.layout, stage.energy, [self.metrics, *sinks])
+        self._planner = Planner(
+            stage.policy,
+            stage.layout,
+            stage.capacities,
+            exclusive=setting.exclusive,
+            seed=setting.seed,
+            popularity=count(popularity, stage.layout) if popularity is not None else None,
+            lateness=self.machine,
+            on_plan=on_plan,
+        )
+        self._layout = stage.layout
+        self._renormalise = stage.policy.miss.renormalise
+        self.recording = True
+
+    def decide(self, batch: LayerBatch) -> Choice | None:
+        """Plan and perform *batch*; return what the model shall compute, None for what it would."""
+        plan = self._planner.step(batch)
+        timing = self.machine.execute(plan)
+        if self.recording:
+            self._recorder.add(plan, timing)
+        if plan.batch is batch and not plan.skip:
+            return None
+        return chosen(plan, self._layout, renormalise=self._renormalise)
+
+    def finish(self) -> int:
+        """Hand on what was recorded and let copies land; return the time at which all is quiet."""
+        self._recorder.flush()
+        return self.machine.finish()
+
+
+def check_live(policy: Policy) -> None:
+    """Raise `InputError` for what a model cannot be made to compute."""
+    if policy.precision.alters_output:
+        raise InputError(
+            f"'{policy.name}' computes experts at another precision, which no running model does "
+            "yet",
+            where="policy.precision",
+            way_out="use `precision: full`, or simulate it on a trace",
+        )
+
+
+def chosen(plan: LayerPlan, layout: Layout, *, renormalise: bool) -> Choice:
+    """Return what *plan* computes: the routed experts, those skipped at weight 0.
+
+    With *renormalise* the weights of what is left of a token are scaled up to their old sum; a
+    token that is left nothing gets nothing.
+    """
+    batch = plan.batch
+    if batch.weights is None:
+        raise InputError(
+            f"the routing of layer {batch.layer} came back without weights",
+            where="policy.routing",
+            way_out="use a policy that says how experts are weighed",
+        )
+    tokens = batch.token_ids()
+    weights = batch.weights
+    if plan.skip:
+        gone = {layout.expert_of(s) for s in plan.skip}
+        kept = np.array([expert not in gone for expert in batch.experts])
+        weights = np.where(kept, weights, np.float32(0))
+        if renormalise:
+            weights = _renormalised(weights, batch.weights, tokens, batch.n_tokens)
+    return Choice(tokens, batch.experts, weights)
+
+
+def _renormalised(weights: Floats, before: Floats, tokens: list[int], n_tokens: int) -> Floats:
+    """Return *weights* scaled up token by token to the sum they had *before*."""
+    old = np.bincount(tokens, before, n_tokens)
+    new = np.bincount(tokens, weights, n_tokens)
+    scale = np.divide(old, new, out=np.ones(n_tokens), where=new != 0)
+    result: Floats = (weights * scale[tokens]).astype(np.float32)
+    return result
