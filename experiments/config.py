@@ -89,6 +89,23 @@ class MeasureConfig(_Block):
     warmup_steps: int = Field(default=0, ge=0)
 
 
+class EvaluateConfig(_Block):
+    """What a live model is asked: the first *items* of moe-tiny's tasks, or of a file.
+
+    *prompts* names a .txt of prompts or a .jsonl of `{prompt, answer, task}`. The prompts of the
+    first *long_prompts* also begin texts of *long_tokens* tokens, to see whether they fall into
+    loops.
+    """
+
+    items: int = Field(default=220, ge=1)
+    prompts: str | None = None
+    batch_size: int = Field(default=1, ge=1)  # requests that run together
+    max_new_tokens: int | None = Field(default=None, ge=1)  # default: as long as the true answer
+    long_prompts: int = Field(default=11, ge=0)
+    long_tokens: int = Field(default=64, ge=0)
+    seed: int = Field(default=0, ge=0)  # of the tasks' items
+
+
 class RunConfig(_Block):
     """One run: a source of routing, a machine and a policy. The keys are a contract."""
 
@@ -107,6 +124,7 @@ class RunConfig(_Block):
     popularity: str | None = None  # a trace whose counts a `static` part uses
     measure: MeasureConfig = MeasureConfig()
     kv_bytes: int = Field(default=2, ge=1, le=4)  # of one number in the key/value cache
+    evaluate: EvaluateConfig = EvaluateConfig()
 
     @model_validator(mode="after")
     def _one_source(self) -> RunConfig:
@@ -114,6 +132,8 @@ class RunConfig(_Block):
         if len(given) != 1:
             got = " and ".join(given) or "none"
             raise ValueError(f"expected one routing source of {', '.join(SOURCES)}, got {got}")
+        if "evaluate" in self.model_fields_set and self.live is None:
+            raise ValueError("`evaluate` says what a live model is asked, and none is given")
         if self.model is not None and self.trace is None:
             raise ValueError(f"model '{self.model}' completes a trace, and none is given; drop it")
         return self

@@ -48,7 +48,10 @@ class Head:
 
 
 def estimate_s(points: list[Point], jobs: int) -> float | None:
-    """Return how many seconds *points* take in *jobs* processes; None if those tried fail."""
+    """Return how many seconds *points* take in *jobs* processes; None if those tried fail,
+    and for live models, whose speed is not known before they run."""
+    if any(point.config.live is not None for point in points):
+        return None
     known: dict[str, int] = {}
     tried = [_cost(point, _steps(point, known)) for point in (points[0], points[-1])]
     costs = [cost for cost in tried if cost is not None]

@@ -20,6 +20,7 @@ from moetier.experiments.config import (
     spell_capacity,
 )
 from moetier.experiments.files import inside
+from moetier.experiments.live_runs import live_key
 from moetier.experiments.overrides import set_key
 from moetier.experiments.resolve import resolved
 from moetier.experiments.sources import open_source, open_trace_file
@@ -99,10 +100,15 @@ def key_of(config: RunConfig) -> str:
     data = resolved(config)
     for key in ("name", "trace", "synthetic"):
         data.pop(key, None)
-    with inside("source"):
-        opened = open_source(config)
-    data["source"] = opened.fingerprint
-    data["geometry"] = opened.source.header.geometry.model_dump(mode="json")
+    if config.live is not None:
+        data.pop("live")
+        data["evaluate"].pop("prompts")
+        data["source"] = live_key(config)
+    else:
+        with inside("source"):
+            opened = open_source(config)
+        data["source"] = opened.fingerprint
+        data["geometry"] = opened.source.header.geometry.model_dump(mode="json")
     data["hardware"] = _profile(config.hardware)
     if config.popularity is not None:
         with inside("popularity"):

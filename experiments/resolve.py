@@ -21,6 +21,8 @@ def resolved(config: RunConfig) -> dict[str, Any]:
     for source in ("trace", "synthetic", "live"):
         if data[source] is None:
             del data[source]
+    if config.live is None:
+        del data["evaluate"]
     data["policy"] = full_policy(config.policy)
     return data
 

@@ -89,10 +89,12 @@ def run(
             popularity=popularity,
             on_step=on_step,
         )
-    return _outcome(config, result, opened.fingerprint, digest.hex())
+    return outcome(config, result, opened.fingerprint, digest.hex())
 
 
-def _outcome(config: RunConfig, result: SimResult, fingerprint: str, digest: str) -> dict[str, Any]:
+def outcome(config: RunConfig, result: SimResult, fingerprint: str, digest: str) -> dict[str, Any]:
+    """Return everything *result* has to say; *fingerprint* is the source's, *digest* the records'.
+    """
     stage = result.stage
     full = resolved(config)
     full["weights"] = stage.weights

@@ -40,7 +40,7 @@ def open_source(config: RunConfig) -> Opened:
         raise InputError(
             "a live model is not simulated but run",
             where="live",
-            way_out="use `moetier evaluate`, which a later version brings, or capture a trace",
+            way_out="use `moetier evaluate`, or capture a trace",
         )
     if config.synthetic is not None:
         return _synthetic(config.synthetic.model_dump_json())

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from moetier.experiments.bars import PARTS
 from moetier.experiments.config import read_mapping
 from moetier.experiments.findings import flatten, judge
+from moetier.experiments.live_runs import run_live
 from moetier.experiments.points import Point, axes, check_axes, expand_points
 from moetier.experiments.quantities import QUANTITIES
 from moetier.experiments.runs import run
@@ -29,7 +30,9 @@ from moetier.traces.errors import InputError
 OUT = "out"
 """Where sweeps go unless told otherwise: out/NAME."""
 
-NESTED = ("energy_breakdown", "time_breakdown_ms", "capacity_bytes")
+LIVE_NESTED = ("accuracy_by_task", "accuracy_difference", "nll_difference", "plain")
+
+NESTED = ("energy_breakdown", "time_breakdown_ms", "capacity_bytes", *LIVE_NESTED)
 """Metrics with parts, which become columns such as `energy_breakdown.links`."""
 
 BOUND = (
@@ -166,8 +169,16 @@ def run_point(point: Point, folder: Path, records: bool) -> None:
     """Run one point and store what came of it; an error becomes a result too."""
     store = Store(folder)
     try:
-        result = run(point.config, records=store.records(point.key) if records else None)
-        outcome = {"key": point.key, "status": "done", "error": None, **result}
+        file = store.records(point.key) if records else None
+        failure = None
+        if point.config.live is None:
+            result = run(point.config, records=file)
+        else:
+            result, failure = run_live(point.config, records=file)
+        if failure is None:
+            outcome = {"key": point.key, "status": "done", "error": None, **result}
+        else:
+            outcome = {"key": point.key, "status": "failed", "error": failure}
     except Exception as error:
         text = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         outcome = {"key": point.key, "status": "failed", "error": text}

@@ -28,7 +28,7 @@ def show_run(result: dict[str, Any], console: Console | None = None) -> None:
     """Print the main metrics of one run, what they are shares of, warnings and assumptions."""
     console = console or Console()
     config = result["config"]
-    source = config.get("trace") or f"synthetic {config['synthetic']['geometry']}"
+    source = config.get("trace") or config.get("live") or _made_up(config)
     console.print(
         f"[bold]{escape(source)}[/] on [bold]{escape(config['hardware'])}[/], "
         f"{config['weights']}, {result['tokens']} tokens"
@@ -52,6 +52,10 @@ def show_run(result: dict[str, Any], console: Console | None = None) -> None:
         console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
     for limitation in result["known_limitations"]:
         console.print(f"[dim]assumed: {escape(limitation)}[/]", soft_wrap=True)
+
+
+def _made_up(config: dict[str, Any]) -> str:
+    return f"synthetic {config['synthetic']['geometry']}"
 
 
 def _show(value: float, about: Quantity) -> str:

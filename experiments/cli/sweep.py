@@ -100,8 +100,13 @@ def _dry_run(points: list[Any], folder: Path, jobs: int, records: bool) -> None:
     typer.echo(f"{len(unique)} points, {len(unique) - len(todo)} of them done in {folder}")
     if todo:
         seconds = estimate_s(todo, jobs)
-        text = "unknown: the points tried failed" if seconds is None else spell_s(seconds)
+        text = _unknown(todo) if seconds is None else spell_s(seconds)
         typer.echo(f"estimated time: {text}")
+
+
+def _unknown(points: list[Any]) -> str:
+    live = any(point.config.live is not None for point in points)
+    return f"unknown: {'a live model runs' if live else 'the points tried failed'}"
 
 
 def spell_s(seconds: float) -> str:
