@@ -1,4 +1,7 @@
-"""This module stores what routers read, as safetensors shards in a folder beside a trace."""
+"""This module stores what routers read, as safetensors shards in a folder beside a trace.
+
+Where the norm before the router is found, the residual that it read is stored too.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from torch import Tensor
 from moetier.traces.errors import InputError
 
 SHARD_BYTES = 64 << 20
+RESIDUAL = ".residual"
+"""What the name of a residual ends with."""
 
 
 class HiddenBatch(NamedTuple):
@@ -24,6 +29,7 @@ class HiddenBatch(NamedTuple):
     step: int
     moe_layer: int
     hidden: Tensor  # (n_tokens, H)
+    residual: Tensor | None = None  # (n_tokens, H) the same before the norm, where it is found
 
 
 def hidden_folder(trace: str | Path) -> Path:
@@ -52,10 +58,14 @@ class HiddenWriter:
         self.partial.mkdir()
         return self
 
-    def add(self, step: int, moe_layer: int, hidden: Tensor) -> None:
-        """Add *hidden* (n_tokens, H), of valid tokens only, in the model's type."""
-        self._held[f"{step}.{moe_layer}"] = hidden.detach().to("cpu").contiguous()
-        self._nbytes += hidden.numel() * hidden.element_size()
+    def add(
+        self, step: int, moe_layer: int, hidden: Tensor, residual: Tensor | None = None
+    ) -> None:
+        """Add *hidden* and *residual* (n_tokens, H), of valid tokens only, in the model's type."""
+        for name, value in (("", hidden), (RESIDUAL, residual)):
+            if value is not None:
+                self._held[f"{step}.{moe_layer}{name}"] = value.detach().to("cpu").contiguous()
+                self._nbytes += value.numel() * value.element_size()
         if self._nbytes >= SHARD_BYTES:
             self._flush()
 
@@ -94,9 +104,13 @@ def read_hidden(trace: str | Path) -> Iterator[HiddenBatch]:
         )
     for file in files:
         with safe_open(file, framework="pt") as shard:
-            keys = sorted(tuple(int(part) for part in key.split(".")) for key in shard.keys())  # noqa: SIM118
-            for step, moe_layer in keys:
-                yield HiddenBatch(step, moe_layer, shard.get_tensor(f"{step}.{moe_layer}"))
+            names = set(shard.keys())
+            inputs = [name for name in names if not name.endswith(RESIDUAL)]
+            for step, moe_layer in sorted(tuple(map(int, name.split("."))) for name in inputs):
+                name = f"{step}.{moe_layer}"
+                beside = f"{name}{RESIDUAL}"
+                residual = shard.get_tensor(beside) if beside in names else None
+                yield HiddenBatch(step, moe_layer, shard.get_tensor(name), residual)
 
 
 def valid_rows(hidden: Tensor, valid: Tensor) -> Tensor:

@@ -7,9 +7,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from moetier.traces.batch import Floats
 from moetier.traces.capture.header import build_header
 from moetier.traces.capture.hidden import HiddenWriter, valid_rows
 from moetier.traces.capture.hook import ExpertsCall, attach
@@ -17,6 +19,10 @@ from moetier.traces.capture.probe import Probe, probe
 from moetier.traces.capture.rows import Progression, Tokens, rows
 from moetier.traces.errors import InputError
 from moetier.traces.io import TraceWriter
+from moetier.traces.live import LivePredictor
+from moetier.traces.predictors.base import Predictor
+from moetier.traces.predictors.learn.parts import find_parts
+from moetier.traces.predictors.learn.running import attached, batch_of
 
 
 def capture(
@@ -29,6 +35,7 @@ def capture(
     batch_size: int = 1,
     hidden: bool = False,
     seed: int = 0,
+    predictor: Predictor | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Generate greedily from *prompts* and write what *model* routed to *out*.
@@ -46,6 +53,7 @@ def capture(
         batch_size: Prompts that run together.
         hidden: Also store what each router read, see `moetier.traces.capture.hidden`.
         seed: Seeds torch for this call; the global state is put back.
+        predictor: Runs beside the model; the trace carries what it predicts.
         progress: Called with (prompts done, prompts in all) after each batch.
 
     Raises:
@@ -65,9 +73,14 @@ def capture(
             seen = probe(model)
             header = build_header(model, tokenizer, prompts, seen, seed)
             with ExitStack() as stack:
-                router_inputs = stack.enter_context(HiddenWriter(out)) if hidden else None
+                running: LivePredictor | None = None
+                if predictor is not None:
+                    running = stack.enter_context(attached(predictor, model))
+                    entries = predictor.entries(header.geometry)
+                    header = header.model_copy(update={"predictors": entries})
+                store = _Store.open(out, model, seen, stack) if hidden else None
                 writer = stack.enter_context(TraceWriter(out, header))
-                recorder = _Recorder(seen, writer, router_inputs)
+                recorder = _Recorder(seen, writer, store, running)
                 for first in range(0, len(encoded), batch_size):
                     batch = encoded[first : first + batch_size]
                     _generate(model, batch, first, max_new_tokens, recorder)
@@ -81,8 +94,14 @@ def capture(
 class _Recorder:
     """Writes the rows of each forward pass, counting passes over the whole trace."""
 
-    def __init__(self, seen: Probe, writer: TraceWriter, hidden: HiddenWriter | None) -> None:
-        self.gate, self.writer, self.hidden = seen.gate, writer, hidden
+    def __init__(
+        self,
+        seen: Probe,
+        writer: TraceWriter,
+        store: _Store | None,
+        predictor: LivePredictor | None,
+    ) -> None:
+        self.gate, self.writer, self.store, self.predictor = seen.gate, writer, store, predictor
         self.step = -1
         self.progression: Progression | None = None
         self.tokens: Tokens | None = None
@@ -99,15 +118,52 @@ class _Recorder:
         scores = None
         if self.gate is not None and call.scores is not None:
             scores = self.gate.select(call.scores, call.moe_layer)
-        self.writer.add(**rows(call, self.step, self.tokens, scores))
-        if self.hidden is not None:
-            if call.router_input is None:
-                raise InputError(
-                    f"the router at '{call.where.name}' is not found, so what it reads is unknown",
-                    way_out="leave out --hidden",
-                )
-            valid = torch.from_numpy(self.tokens.valid)
-            self.hidden.add(self.step, call.moe_layer, valid_rows(call.router_input, valid))
+        valid = torch.from_numpy(self.tokens.valid)
+        predicted = {}
+        if self.predictor is not None and valid.any():
+            batch = batch_of(call, self.step, self.tokens, scores)
+            made = self.predictor.predict(call, valid.nonzero()[:, 0], batch)
+            predicted = {horizon: _spread(found, valid) for horizon, found in made.items()}
+        row_values = rows(call, self.step, self.tokens, scores)
+        self.writer.add(**row_values, predicted=predicted)
+        if self.store is not None:
+            self.store.add(self.step, call, valid)
+
+
+class _Store:
+    """Stores what each router reads, and the residual where it is found."""
+
+    def __init__(self, writer: HiddenWriter, residuals: dict[int, Tensor]) -> None:
+        self.writer, self.residuals = writer, residuals
+
+    @classmethod
+    def open(cls, out: str | Path, model: Any, seen: Probe, stack: ExitStack) -> _Store:
+        try:
+            residuals = stack.enter_context(find_parts(model, seen).residuals())
+        except InputError:  # the family has no norm before its router: no predictor can use it
+            residuals = {}
+        return cls(stack.enter_context(HiddenWriter(out)), residuals)
+
+    def add(self, step: int, call: ExpertsCall, valid: Tensor) -> None:
+        if call.router_input is None:
+            raise InputError(
+                f"the router at '{call.where.name}' is not found, so what it reads is unknown",
+                way_out="leave out --hidden",
+            )
+        residual = self.residuals.get(call.moe_layer)
+        self.writer.add(
+            step,
+            call.moe_layer,
+            valid_rows(call.router_input, valid),
+            None if residual is None else valid_rows(residual, valid),
+        )
+
+
+def _spread(scores: Floats, valid: Tensor) -> Floats:
+    """Return *scores* (V, E) as (T, E), not known where *valid* (T,) is not set."""
+    spread = np.full((len(valid), scores.shape[1]), np.nan, np.float32)
+    spread[valid.numpy()] = scores
+    return spread
 
 
 def _generate(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from moetier.traces.batch import LayerBatch, Source
-from moetier.traces.columns import Columns, ColumnSource
+from moetier.traces.columns import Columns
 from moetier.traces.errors import InputError
 from moetier.traces.predictors.base import BatchPredictor, Predictor
 from moetier.traces.schema import Header
@@ -58,10 +58,10 @@ class Annotated:
 
     def columns(self) -> Iterator[Columns]:
         """Yield the rows of the source in chunks, as they are."""
-        if not hasattr(self.source, "columns"):
+        columns: Callable[[], Iterator[Columns]] | None = getattr(self.source, "columns", None)
+        if columns is None:
             raise InputError("this source has no rows to read as columns")
-        source: ColumnSource = self.source
-        return source.columns()
+        return columns()
 
     def _with_predictions(self, held: deque[LayerBatch]) -> LayerBatch:
         batch = held.popleft()

@@ -18,7 +18,7 @@ from moetier.traces.schema import Header, ScoreKind
 from moetier.traces.schema import Predictor as Entry
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 Needs = Literal["model", "past", "future"]
 """Where a predictor works: inside a model; on any batches in order; on recorded ones only."""
@@ -71,6 +71,7 @@ class Predictor(ABC):
 
     needs: ClassVar[Needs] = "model"
     learns: ClassVar[bool] = False  # by gradient descent
+    loss_weights: ClassVar[Mapping[int, float]] = {}  # of the horizons; 1 where not named
     assumption: str | None = None  # what a result that used it must say
     kind: str = ""
     arguments: Mapping[str, Any]
@@ -101,8 +102,10 @@ class Predictor(ABC):
         chosen = self.horizons if horizon is None else (horizon,)
         return sum(prod(shape) for h in chosen for shape in self.shapes(geometry, h).values())
 
-    def entries(self, geometry: Geometry, bytes_each: int = 4) -> list[Entry]:
-        """Return what a trace's header says of it; weights take *bytes_each*."""
+    def entries(self, geometry: Geometry) -> list[Entry]:
+        """Return what a trace's header says of it; weights it does not have yet take 4 bytes."""
+        first = next(iter(self.tensors.values()), None)
+        bytes_each = 4 if first is None else first.element_size()
         return [
             Entry(
                 name=self.kind,
@@ -118,13 +121,27 @@ class Predictor(ABC):
 class ModelPredictor(Predictor):
     """A predictor inside a model: it sees a `View`."""
 
+    guesses: ClassVar[bool] = False  # does `state` say more than the residual through the norm?
+
     @abstractmethod
     def logits(self, view: View, horizon: int) -> Tensor:
         """Return predicted logits (V, E) of MoE layer `view.layer + horizon`, which exists."""
 
+    def own(self, name: str, layer: int, like: Tensor) -> Tensor:
+        """Return its weights *name* of *layer*, as float32 where *like* is."""
+        return self.tensors[name][layer].to(like.device).float()
+
     def state(self, view: View, horizon: int) -> Tensor | None:
         """Return its guess (V, H) of what that router will read, where it makes one."""
         return None
+
+    def initial(self, geometry: Geometry, generator: Generator) -> dict[str, Tensor]:
+        """Return the weights that training starts from, those of `trained`, as float32."""
+        return {}
+
+    def trained(self, view: View, horizon: int) -> Tensor:
+        """Return the logits (V, E) that training moves towards the router's; default: all."""
+        return self.logits(view, horizon)
 
     def predict(self, view: View) -> dict[int, Tensor]:
         """Return scores (V, E) by horizon; there is none beyond the last layer."""

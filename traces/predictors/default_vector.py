@@ -28,6 +28,8 @@ VECTORS = "default_vectors"
 class QuasiHidden(ModelPredictor):
     """What predictors share that start from the quasi-hidden state q."""
 
+    guesses = True
+
     def shapes(self, geometry: Geometry, horizon: int) -> Shapes:
         """Return the default vectors: one per expert of every layer but the last."""
         if horizon != self.horizons[0]:
@@ -37,7 +39,7 @@ class QuasiHidden(ModelPredictor):
 
     def state(self, view: View, horizon: int) -> Tensor:
         """Return q (V, H) for the norm of layer `view.layer + horizon`."""
-        vectors = self.tensors[VECTORS][view.layer].to(view.residual.device).float()  # (E, H)
+        vectors = self.own(VECTORS, view.layer, view.residual)  # (E, H)
         weights = view.weights.float()
         d = (weights[:, :, None] * vectors[view.ids.long()]).sum(1)  # (V, H)
         stream = (view.residual.float() + d).to(view.residual.dtype)

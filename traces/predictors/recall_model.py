@@ -94,7 +94,5 @@ class RecallModel(BatchPredictor):
         largest = rest.max(axis=1, keepdims=True)
         least = np.where(predicted, favour, np.inf).min(axis=1, keepdims=True)
         room = (1 - PREDICTED_MASS) / np.maximum(rest.sum(axis=1, keepdims=True), 1e-30)
-        below = np.divide(
-            0.99 * least, largest, out=np.full_like(largest, np.inf), where=largest > 0
-        )
+        below = 0.99 * least / np.maximum(largest, 1e-30)
         return as_scores(favour + rest * np.minimum(room, below), self._kind)

@@ -102,7 +102,9 @@ class ModelParts:
 
         It is called past its hooks, as nobody but the model is to be seen there.
         """
-        made: Tensor = self.layers[layer].norm.forward(residual[None])  # as in the model: (B, S, H)
+        norm = self.layers[layer].norm
+        device = next((value.device for value in norm.parameters()), residual.device)
+        made: Tensor = norm.forward(residual.to(device)[None])  # as in the model: (B, S, H)
         return made[0]
 
     def logits(self, layer: int, router_input: Tensor) -> Tensor:

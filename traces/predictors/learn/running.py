@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moetier.traces.batch import Floats, LayerBatch
 from moetier.traces.capture.hook import ExpertsCall
+from moetier.traces.capture.rows import Tokens
 from moetier.traces.errors import InputError
 from moetier.traces.predictors.base import BatchPredictor, ModelPredictor, Predictor, View
 from moetier.traces.predictors.learn.parts import ModelParts, find_parts
@@ -115,6 +116,22 @@ def check_tensors(predictor: Predictor, parts: ModelParts) -> None:
                     f"{parts.family} needs {shape}",
                     way_out="train it on this model",
                 )
+
+
+def batch_of(call: ExpertsCall, step: int, tokens: Tokens, scores: Tensor | None) -> LayerBatch:
+    """Return *call* of forward pass *step* as a batch of its valid *tokens*; *scores* (T, E)."""
+    valid = torch.from_numpy(tokens.valid)
+    return LayerBatch(
+        step=step,
+        phase=tokens.phase,
+        layer=call.moe_layer,
+        n_tokens=int(valid.sum()),
+        context=int((tokens.position[tokens.valid].astype(np.int64) + 1).sum()),
+        experts=call.ids.cpu()[valid].reshape(-1).tolist(),
+        weights=call.weights.detach().cpu()[valid].reshape(-1).float().numpy(),
+        requests=tokens.request[tokens.valid].tolist(),
+        scores=None if scores is None else scores.detach().cpu()[valid].float().numpy(),
+    )
 
 
 def executed(batch: LayerBatch) -> tuple[Any, Floats]:
