@@ -72,8 +72,11 @@ def test_flags_are_those_of_any_part() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("fidler", "policy: unknown policy 'fidler'; presets: on-demand, "),
-        ({"evict": "lru"}, "policy: unknown seam 'evict'; seams: routing, precision, "),
+        ("fidler", "policy: unknown policy 'fidler'; did you mean 'fiddler'? presets: on-demand, "),
+        (
+            {"evict": "lru"},
+            "policy: unknown seam 'evict'; did you mean 'eviction'? seams: routing, ",
+        ),
         ({"eviction": "lrv"}, "policy.eviction: unknown eviction 'lrv'; did you mean 'lru'?"),
         ({"miss": {"keep": 1}}, "policy.miss: expected a name or a mapping with `kind`, got"),
         ({"miss": 3}, "policy.miss: expected a name or a mapping with `kind`, got 3"),
