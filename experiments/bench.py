@@ -8,6 +8,7 @@ written to disk. Both run in turn, on one core, and medians are compared.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import resource
 import subprocess
 import sys
@@ -49,6 +50,8 @@ def bench(*, tokens: int = TOKENS, repeats: int = REPEATS, long: bool = False) -
         _experts_independent(max(tokens // 4, 2), repeats),
         _startup(repeats),
     ]
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        rows.append(_evaluate_overhead(repeats))
     return rows + ([_long_run()] if long else [])
 
 
@@ -211,6 +214,20 @@ def _startup(repeats: int) -> Row:
         subprocess.run([sys.executable, "-c", code, "--help"], check=True, capture_output=True)
         seconds.append(time.perf_counter() - begin)
     return row("startup", [1 / s for s in seconds], unit="starts/s", seconds=median(seconds))
+
+
+def _evaluate_overhead(repeats: int) -> Row:
+    """Return how often a policy can be evaluated in a second, beside the model alone."""
+    from moetier.validate.evaluate_bench import overhead
+
+    found = overhead(repeats)
+    rates = [1 / seconds for seconds in found.evaluated]
+    result = row("evaluate-overhead", rates, [1 / s for s in found.plain], unit="runs/s")
+    return result | {
+        "overhead": 1 / result["ratio"],
+        "note": "on-demand inside moe-tiny, beside moe-tiny alone; a ratio of 0.5 is twice its "
+        "time",
+    }
 
 
 def _long_run(tokens: int = LONG_TOKENS) -> Row:

@@ -48,8 +48,10 @@ class Head:
 
 
 def estimate_s(points: list[Point], jobs: int) -> float | None:
-    """Return how many seconds *points* take in *jobs* processes; None if those tried fail,
-    and for live models, whose speed is not known before they run."""
+    """Return how many seconds *points* take in *jobs* processes.
+
+    None if those tried fail, and for live models, whose speed is not known before they run.
+    """
     if any(point.config.live is not None for point in points):
         return None
     known: dict[str, int] = {}

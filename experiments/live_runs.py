@@ -45,7 +45,8 @@ def run_live(
     well. *where*, *records* and *progress* are as for `run` and `evaluate`.
     """
     _check_installed()
-    from moetier.validate.evaluate import Extras, evaluate
+    from moetier.validate.evaluate import evaluate
+    from moetier.validate.evaluate_arms import Extras
 
     assert config.live is not None
     asked = config.evaluate
@@ -63,9 +64,7 @@ def run_live(
             loaded,
             setting_of(config, profile),
             questions_of(config),
-            Extras(
-                asked.batch_size, asked.long_prompts, asked.long_tokens, asked.max_new_tokens
-            ),
+            Extras(asked.batch_size, asked.long_prompts, asked.long_tokens, asked.max_new_tokens),
             sinks=sinks,
             popularity=popularity or None,
             plain_folder=cache_folder(),

@@ -93,8 +93,7 @@ def run(
 
 
 def outcome(config: RunConfig, result: SimResult, fingerprint: str, digest: str) -> dict[str, Any]:
-    """Return everything *result* has to say; *fingerprint* is the source's, *digest* the records'.
-    """
+    """Return all that *result* says, of a source and records with these fingerprints."""
     stage = result.stage
     full = resolved(config)
     full["weights"] = stage.weights

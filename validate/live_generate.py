@@ -132,7 +132,7 @@ class _Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no type
         logits = scores.detach().cpu()  # (B, V), float32
         array = logits.contiguous().numpy()
         likely = logits.argmax(-1).tolist()
-        taken = [self._next(follow, token) for follow, token in zip(self.follows, likely, strict=True)]
+        taken = [self._next(f, token) for f, token in zip(self.follows, likely, strict=True)]
         log_p = logits.double().log_softmax(-1)  # (B, V)
         for row, (follow, token) in enumerate(zip(self.follows, taken, strict=True)):
             if follow.done:
