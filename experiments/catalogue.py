@@ -1,4 +1,4 @@
-"""This module lists what is there: policies and their parts, machines, models, importers."""
+"""This module lists what is there: policies and their parts, machines, models, predictors."""
 
 from __future__ import annotations
 
@@ -72,8 +72,10 @@ def models() -> list[Entry]:
 
 
 def predictors() -> list[Entry]:
-    """Return the predictors; there are none yet."""
-    return []
+    """Return the predictors of later layers' routing."""
+    from moetier.traces.predictors import PREDICTORS
+
+    return _parts("predictor", PREDICTORS)
 
 
 def importers() -> list[Entry]:

@@ -8,7 +8,17 @@ import typer
 from typer.core import TyperGroup
 
 import moetier
-from moetier.experiments.cli import bench, capture, evaluate, listing, reproduce, simulate, sweep, trace
+from moetier.experiments.cli import (
+    bench,
+    capture,
+    evaluate,
+    listing,
+    reproduce,
+    simulate,
+    sweep,
+    trace,
+    train,
+)
 from moetier.traces.errors import InputError
 
 
@@ -49,7 +59,7 @@ def _app(
     """Take the options that come before a command."""
 
 
-for _module in (capture, trace, simulate, evaluate, sweep, reproduce, listing, bench):
+for _module in (capture, trace, train, simulate, evaluate, sweep, reproduce, listing, bench):
     _module.add_to(app)
 
 

@@ -23,6 +23,10 @@ def capture(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts that run together.")] = 1,
     seed: Annotated[int, typer.Option(help="Of a model that draws random numbers.")] = 0,
+    predictor: Annotated[
+        str | None,
+        typer.Option(help="Also record what it predicts: a checkpoint, or an untrained kind."),
+    ] = None,
 ) -> None:
     """Run a model on prompts and record which experts its routers choose."""
     import importlib.util
@@ -41,7 +45,7 @@ def capture(
         capture_model(
             model, prompts, out,
             hidden=hidden, max_new_tokens=max_new_tokens, device_map=device_map,
-            batch_size=batch_size, seed=seed, progress=progress,
+            batch_size=batch_size, seed=seed, predictor=predictor, progress=progress,
         )  # fmt: skip
     typer.echo(out)
 

@@ -22,6 +22,7 @@ def capture_model(
     device_map: str | None = None,
     batch_size: int = 1,
     seed: int = 0,
+    predictor: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Load *model_path*, generate greedily from *prompts_path* and write the routing to *out*.
@@ -35,6 +36,8 @@ def capture_model(
         device_map: What `from_pretrained` takes, such as "auto"; None is the CPU.
         batch_size: Prompts that run together, padded on the left.
         seed: Seeds torch while capturing; greedy decoding does not draw, a model with noise may.
+        predictor: A checkpoint of `moetier train-predictor`, or a kind that needs no training; the
+            trace then carries what it predicts.
         progress: Told after each batch how many prompts are done.
 
     Raises:
@@ -46,6 +49,11 @@ def capture_model(
 
     prompts = read_prompts(prompts_path)
     model, tokenizer = load_model(model_path, device_map)
+    beside = None
+    if predictor is not None:
+        from moetier.traces.predictors.learn.checkpoint import find_predictor
+
+        beside = find_predictor(predictor, model)
     return capture(
         model,
         tokenizer,
@@ -55,5 +63,6 @@ def capture_model(
         batch_size=batch_size,
         hidden=hidden,
         seed=seed,
+        predictor=beside,
         progress=progress,
     )

@@ -6,7 +6,7 @@ Shapes: V valid tokens, H hidden, E experts, K experts per token, L MoE layers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -76,11 +76,12 @@ class Predictor(ABC):
     kind: str = ""
     arguments: Mapping[str, Any]
 
-    def __init__(self, horizons: list[int]) -> None:
+    def __init__(self, horizons: Sequence[int]) -> None:
         """Predict for *horizons*, each at least 1."""
         if not horizons or min(horizons) < 1 or len(set(horizons)) < len(horizons):
             raise InputError(
-                f"horizons {horizons}", way_out="give different numbers of layers, each at least 1"
+                f"horizons {list(horizons)}",
+                way_out="give different numbers of layers, each at least 1",
             )
         self.horizons = tuple(sorted(horizons))
         self.tensors: dict[str, Tensor] = {}  # its own weights

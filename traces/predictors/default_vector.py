@@ -54,9 +54,9 @@ class QuasiHidden(ModelPredictor):
 class DefaultVector(QuasiHidden):
     """The next router on the quasi-hidden state: residual plus each expert's mean output."""
 
-    def __init__(self, horizons: list[int] | None = None) -> None:
+    def __init__(self, horizons: tuple[int, ...] = (1,)) -> None:
         """Predict for *horizons*, by default the next layer."""
-        super().__init__(horizons or [1])
+        super().__init__(horizons)
 
     def operations(self, geometry: Geometry, horizon: int) -> int:
         """Return the operations of q and a router."""

@@ -32,7 +32,7 @@ class Estimator(QuasiHidden):
 
         With *correct* it adds to the next router's logits for q, rather than replacing them.
         """
-        super().__init__([1])
+        super().__init__((1,))
         if width is not None and width < 1:
             raise InputError(f"width {width} of predictor 'estimator'", way_out="at least 1")
         self.width, self.correct = width, correct

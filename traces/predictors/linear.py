@@ -18,9 +18,9 @@ class Linear(ModelPredictor):
 
     learns = True
 
-    def __init__(self, horizons: list[int] | None = None) -> None:
+    def __init__(self, horizons: tuple[int, ...] = (1, 2)) -> None:
         """Learn for *horizons*, by default one and two layers ahead."""
-        super().__init__(horizons or [1, 2])
+        super().__init__(horizons)
 
     def shapes(self, geometry: Geometry, horizon: int) -> Shapes:
         """Return one matrix per pair."""

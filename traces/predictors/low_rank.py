@@ -31,9 +31,9 @@ class LowRank(ModelPredictor):
     learns = True
     loss_weights = {1: 2.0}  # noqa: RUF012  # a constant, typed as a mapping
 
-    def __init__(self, rank: int = 64, horizons: list[int] | None = None) -> None:
+    def __init__(self, rank: int = 64, horizons: tuple[int, ...] = (1, 2)) -> None:
         """Learn maps of *rank* for *horizons*, by default one and two layers ahead."""
-        super().__init__(horizons or [1, 2])
+        super().__init__(horizons)
         if rank < 1:
             raise InputError(f"rank {rank} of predictor 'low-rank'", way_out="give at least 1")
         self.rank = rank

@@ -21,9 +21,9 @@ class Popularity(BatchPredictor):
 
     needs = "past"
 
-    def __init__(self, horizons: list[int] | None = None) -> None:
+    def __init__(self, horizons: tuple[int, ...] = (1,)) -> None:
         """Predict for *horizons*, by default the next layer."""
-        super().__init__(horizons or [1])
+        super().__init__(horizons)
 
     def operations(self, geometry: Geometry, horizon: int) -> int:
         """Return the additions of counting."""
@@ -31,7 +31,8 @@ class Popularity(BatchPredictor):
 
     def start(self, geometry: Geometry, score_kind: ScoreKind) -> None:
         """Forget all counts."""
-        self._geometry, self._kind = geometry, score_kind
+        self._geometry = geometry
+        self._kind: ScoreKind = score_kind
         self._counts: Any = np.zeros((geometry.n_moe_layers, geometry.n_experts), np.int64)
 
     def predict(self, batch: LayerBatch, ahead: Mapping[int, LayerBatch]) -> dict[int, Floats]:

@@ -23,9 +23,9 @@ class PreviousToken(BatchPredictor):
 
     needs = "past"
 
-    def __init__(self, horizons: list[int] | None = None) -> None:
+    def __init__(self, horizons: tuple[int, ...] = (1,)) -> None:
         """Predict for *horizons*, by default the next layer."""
-        super().__init__(horizons or [1])
+        super().__init__(horizons)
         self._last: dict[tuple[int, int], Floats] = {}
 
     def operations(self, geometry: Geometry, horizon: int) -> int:

@@ -36,7 +36,7 @@ class RecallModel(BatchPredictor):
 
     def __init__(self, recall: list[float], seed: int = 0) -> None:
         """Reach *recall*[h - 1] at horizon h; *seed* draws the errors."""
-        super().__init__(list(range(1, len(recall) + 1)))
+        super().__init__(range(1, len(recall) + 1))
         if any(not 0 <= value <= 1 for value in recall):
             raise InputError(
                 f"recall {recall} of predictor 'recall-model'",
@@ -55,7 +55,8 @@ class RecallModel(BatchPredictor):
 
     def start(self, geometry: Geometry, score_kind: ScoreKind) -> None:
         """Begin with all experts equally popular; `prepare` counts."""
-        self._geometry, self._kind = geometry, score_kind
+        self._geometry = geometry
+        self._kind: ScoreKind = score_kind
         self._counts: Any = np.ones((geometry.n_moe_layers, geometry.n_experts))
 
     def prepare(self, header: Header, batches: Iterable[LayerBatch]) -> None:

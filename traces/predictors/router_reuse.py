@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class RouterReuse(ModelPredictor):
     """The later layer's own norm and router, on the residual as it is now."""
 
-    def __init__(self, horizons: list[int] | None = None) -> None:
+    def __init__(self, horizons: tuple[int, ...] = (1,)) -> None:
         """Predict for *horizons*, by default the next layer."""
-        super().__init__(horizons or [1])
+        super().__init__(horizons)
 
     def operations(self, geometry: Geometry, horizon: int) -> int:
         """Return the operations of a norm and a router."""
