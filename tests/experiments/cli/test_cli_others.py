@@ -18,7 +18,8 @@ from moetier.experiments.papers import Row
 Invoke = Callable[..., Any]
 
 COMMANDS = (
-    "bench", "capture", "list", "plot", "reproduce", "simulate", "sweep", "trace", "train-predictor",
+    "bench", "capture", "list", "plot", "reproduce", "simulate", "sweep", "trace",
+    "train-predictor",
 )  # fmt: skip
 HEAVY = ("numpy", "pandas", "pyarrow", "torch", "matplotlib", "pydantic", "yaml", "simpy", "joblib")
 
