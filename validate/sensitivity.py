@@ -162,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--items", type=int, default=most, help=f"test items, at most {most}")
     parser.add_argument("--model", type=Path, default=moe_tiny_path(), help="checkpoint directory")
     parser.add_argument("--seed", type=int, default=0, help="seed of the test items")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     per_task = options.items // len(TASKS)
@@ -170,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--items {options.items} is out of range; give {len(TASKS)} to {most} "
             f"({len(TASKS)} tasks share them equally)"
         )
+    torch.set_num_threads(options.threads)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     rows = measure(model, tokenizer, held_out_items(per_task, options.seed))

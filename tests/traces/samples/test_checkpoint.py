@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -17,6 +18,14 @@ from moetier.traces.samples.tasks import ALPHABET, held_out_items
 from moetier.validate.accuracy import answer_scores, exact_match
 
 MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    kept = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(kept)
 
 
 @pytest.fixture(scope="module")
