@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
 
 
 @given(st.one_of(cases(), *[cases(**choices) for choices in busy_choices()]))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_both_machines_give_the_same_records(case: Case) -> None:
     compare(case)
 

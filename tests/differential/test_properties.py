@@ -31,7 +31,7 @@ def busy() -> st.SearchStrategy[Case]:
     return st.one_of(cases(), *[cases(**choices) for choices in busy_choices()])
 
 
-some = settings(max_examples=60, deadline=None, derandomize=True)
+some = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def moved(spans: Sequence[Span]) -> int:
@@ -251,6 +251,7 @@ def digests() -> str:
 def test_another_process_gives_the_same_bytes() -> None:
     """Also with another hash seed, so that no order of a set can decide anything."""
     code = f"import runpy; print(runpy.run_path({__file__!r})['digests']())"
+    here = digests()
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -258,7 +259,7 @@ def test_another_process_gives_the_same_bytes() -> None:
             env=os.environ | {"PYTHONHASHSEED": hash_seed},
         )  # fmt: skip
 
-        assert done.stdout.strip() == digests()
+        assert done.stdout.strip() == here
 
 
 def test_the_seed_matters_where_something_is_drawn() -> None:
