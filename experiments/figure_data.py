@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from moetier.experiments.config import parse_capacity
 from moetier.experiments.quantities import QUANTITIES, quantity
-from moetier.traces.errors import InputError
+from moetier.traces.errors import InputError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,8 +38,7 @@ def check_column(table: pd.DataFrame, name: str | None, key: str) -> str:
         raise InputError(f"{key}: this key is missing", way_out="name a metric or a config key")
     if name not in table.columns:
         known = [str(column) for column in table.columns if column not in ("error", "warnings")]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
+        hint = nearest(name, known)
         names = ", ".join(n for n in known if n in QUANTITIES or "." in n)
         raise InputError(f"{key}: no column '{name}'", way_out=f"{hint}known: {names}")
     return name

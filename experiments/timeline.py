@@ -7,6 +7,7 @@ a lane (compute, a link's lane); what is resident is a counter.
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,8 +38,10 @@ class TimelineWriter:
 
     def __enter__(self) -> TimelineWriter:
         """Open a temporary file beside the path."""
-        self._replacing = replacing(self._path)
-        self._file = self._replacing.__enter__().open("w", encoding="utf-8")
+        with ExitStack() as stack:  # undone from the last to the first, whatever fails
+            path = stack.enter_context(replacing(self._path))
+            self._file = stack.enter_context(path.open("w", encoding="utf-8"))
+            self._stack = stack.pop_all()
         other = {"moetier": moetier.__version__, "times": "modelled"}
         head = json.dumps({"displayTimeUnit": "ms", "otherData": other})[:-1]
         self._file.write(head + ', "traceEvents": [\n')
@@ -74,10 +77,11 @@ class TimelineWriter:
         trace: TracebackType | None,
     ) -> None:
         """Finish the file, or remove what was written of it."""
-        if error is None:
+        if error is not None:
+            self._stack.__exit__(kind, error, trace)
+            return
+        with self._stack:
             self._file.write("\n]}\n")
-        self._file.close()
-        self._replacing.__exit__(kind, error, trace)
 
     def _tid(self, lane: str) -> int:
         """Return the lane's number, naming it in the file at first sight."""

@@ -6,7 +6,6 @@ A profile is data with provenance: one YAML file, every number with its unit, ev
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from importlib.resources import files
 from itertools import pairwise
@@ -26,7 +25,7 @@ from pydantic import (
 from moetier.sim.throughput import PositiveBytes, PositiveRate, ThroughputField, above_zero
 from moetier.sim.units import EnergyPerByte, EnergyPerOp, Ops, Power, Time, ceil_div, parse_ops
 from moetier.sim.yaml_input import check, read_yaml
-from moetier.traces.errors import InputError
+from moetier.traces.errors import InputError, nearest
 
 ANY = "any"  # the key of a peak that holds for every number format
 
@@ -188,9 +187,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
         return check(Profile, read_yaml(Path(name_or_path)), where=text)
     names = profile_names()
     if text not in names:
-        near = difflib.get_close_matches(text, names, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        way_out = f"{hint}known: {', '.join(names)}; or give the path of a YAML file"
+        way_out = (
+            f"{nearest(text, names)}known: {', '.join(names)}; or give the path of a YAML file"
+        )
         raise InputError(f"unknown hardware '{text}'", way_out=way_out)
     file = files("moetier.hw_profiles") / f"{text}.yaml"
     return check(Profile, read_yaml(file), where=f"hw_profiles/{text}.yaml")

@@ -21,17 +21,19 @@ from moetier.traces.schema import Header
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far a source goes: key/value entries alive at once, at most, and steps."""
+    """How far a source goes: most key/value entries and requests alive at once, and steps."""
 
     context: int
     steps: int
     prefill_tokens: int
     decode_tokens: int
+    requests: int = 1
 
 
 def extent_of(source: ColumnSource) -> Extent:
     """Scan *source* once for its extent, reading narrow columns only."""
     context = steps = prefill = decode = 0
+    requests = 1
     last = -1
     held: dict[int, int] = {}  # step -> entries, of the step a chunk may end in
     for rows in source.columns():
@@ -45,6 +47,9 @@ def extent_of(source: ColumnSource) -> Extent:
         starts = np.flatnonzero(np.concatenate(([True], step[1:] != step[:-1])))
         # prefill keeps one entry per token, decode the whole context of every request
         entries = np.add.reduceat(np.where(phase == 1, position, 1), starts)
+        together = np.add.reduceat((phase == 1).astype(np.int64), starts)
+        prompts = np.unique(rows.request[first][phase == 0])
+        requests = max(requests, int(together.max()), len(prompts))
         steps += len(starts) - int(step[0] == last)
         last = int(step[-1])
         totals = dict(zip(step[starts].tolist(), entries.tolist(), strict=True))
@@ -52,7 +57,7 @@ def extent_of(source: ColumnSource) -> Extent:
             totals[at] = count + held.pop(at, 0)
         context = max(context, *totals.values())
         held = {last: totals[last]}
-    return Extent(context, steps, prefill, decode)
+    return Extent(context, steps, prefill, decode, requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ def budget(
         hierarchy.names,
         sizes,
         int(work.weight_bytes.sum()),
-        kv_bytes_at(work, extent.context),
+        kv_bytes_at(work, extent.context, extent.requests),
         predictor_bytes,
         stored,
     )

@@ -103,7 +103,7 @@ class Metrics:
             "warmup_bytes": total["warmup_bytes"],
             "stall_share": _ratio(dec["wait_ns"], int(decode[:, 2].sum())),
             "copy_share": _ratio(dec["copy_ns"], int(decode[:, 2].sum())),
-            **_prefetch(total),
+            **_prefetch(self._sums(table)),
             "lower_hit_rate": _ratio(total["lower_hits"], total["lower_lookups"]),
             "skipped_share": _ratio(dec["skipped"], dec["lookups"]),
             "cpu_share": _ratio(dec["cpu"], dec["lookups"]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -154,14 +155,14 @@ class RecordWriter:
 
     def __enter__(self) -> RecordWriter:
         """Open a temporary file beside the path."""
-        self._replacing = replacing(self._path)
-        self._file = pq.ParquetWriter(
-            self._replacing.__enter__(),
-            SCHEMA,
-            compression="lz4",
-            use_dictionary=False,
-            write_statistics=False,
-        )
+        with ExitStack() as stack:  # undone from the last to the first, whatever fails
+            path = stack.enter_context(replacing(self._path))
+            self._file = stack.enter_context(
+                pq.ParquetWriter(
+                    path, SCHEMA, compression="lz4", use_dictionary=False, write_statistics=False
+                )
+            )
+            self._stack = stack.pop_all()
         return self
 
     def __call__(self, columns: Columns) -> None:
@@ -176,8 +177,7 @@ class RecordWriter:
         trace: TracebackType | None,
     ) -> None:
         """Finish the file, or remove what was written of it."""
-        self._file.close()
-        self._replacing.__exit__(kind, error, trace)
+        self._stack.__exit__(kind, error, trace)
 
 
 def read_records(path: Path, block_rows: int = 1 << 16) -> Iterator[Columns]:

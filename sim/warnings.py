@@ -18,7 +18,7 @@ def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: in
     found = ["time and energy are modelled, not measured"]
     if profile.identity is None:
         found.append(f"compute on '{profile.name}' is a roofline over data-sheet peaks")
-    unverified = _unverified(profile)
+    unverified = _blocks(profile, "unverified")
     if unverified:
         found.append(f"unverified numbers in '{profile.name}': {', '.join(unverified)}")
     if header.unknown:
@@ -35,6 +35,11 @@ def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: in
             "replayed lossy policy: recorded routing cannot react to what the policy changes, and "
             "no accuracy is known; `moetier evaluate` runs it inside a model"
         )
+    if profile.notes:
+        found.append(f"notes on '{profile.name}': {profile.notes}")
+    fitted = _blocks(profile, "fitted")
+    if fitted:
+        found.append(f"fitted numbers in '{profile.name}': {', '.join(fitted)}")
     if type(policy.warmup).__name__ != "Untouched":
         found.append("bytes brought by warm-up are counted but take no time and no energy")
     return found
@@ -53,11 +58,12 @@ def warnings_of(
     # When a layer comes round, all other layers' experts are younger than its own: from here on
     # there is room for a slice of its own beside them.
     cliff = token - max(top_k * sum(parts) - min(parts) for parts in experts)
+    fetches_all = not policy.miss.computes_below and not policy.miss.alters_output
     evicts_oldest = type(policy.eviction[0]).__name__ in ("LRU", "FIFO")
-    if capacity < cliff and evicts_oldest and not metrics["prefetch_issued"]:
+    if capacity < cliff and evicts_oldest and fetches_all and not metrics["prefetch_issued"]:
         found.append(
-            f"LRU cliff: one token's experts take {format_bytes(token)}, "
-            f"the cache {format_bytes(capacity)}; "
+            f"{type(policy.eviction[0]).__name__} cliff: one token's experts take "
+            f"{format_bytes(token)}, the cache {format_bytes(capacity)}; "
             "by the time a layer comes round again its experts are gone, so nothing hits"
         )
     prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
@@ -68,9 +74,9 @@ def warnings_of(
     return found
 
 
-def _unverified(profile: Profile) -> list[str]:
-    """Return the blocks of *profile* whose source says unverified."""
+def _blocks(profile: Profile, word: str) -> list[str]:
+    """Return the blocks of *profile* whose source has *word*."""
     blocks = {f"tiers.{name}": tier.source for name, tier in profile.tiers.items()}
     blocks |= {f"links.{link.src}-{link.dst}": link.source for link in profile.links}
     blocks |= {f"compute.{name}": compute.source for name, compute in profile.compute.items()}
-    return [name for name, source in blocks.items() if "unverified" in source.lower()]
+    return [name for name, source in blocks.items() if word in source.lower()]

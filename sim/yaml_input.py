@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Hashable
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from moetier.traces.errors import InputError
+from moetier.traces.errors import InputError, nearest
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -78,8 +77,7 @@ def explain(error: ValidationError, model: type[BaseModel], where: str | Path) -
             problem = "this key is missing"
         case "extra_forbidden":
             known = _keys_at(model, loc[:-1])
-            near = difflib.get_close_matches(str(loc[-1]), known, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
+            hint = nearest(loc[-1], known)
             problem = "unknown key"
             way_out = f"{hint}known: {', '.join(known)}" if known else "take it out"
         case "value_error":

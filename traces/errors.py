@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -20,6 +22,12 @@ class InputError(ValueError):
     def __reduce__(self) -> tuple[object, ...]:
         """Rebuild from the parts, so that the error survives a trip between processes."""
         return _rebuild, (self.problem, self.where, self.way_out)
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return "did you mean 'x'? " for the *known* name most like *name*, or nothing."""
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.65)
+    return f"did you mean '{near[0]}'? " if near else ""
 
 
 def _rebuild(problem: str, where: str | Path | None, way_out: str) -> InputError:

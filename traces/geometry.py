@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from moetier.traces.errors import InputError
+from moetier.traces.errors import InputError, nearest
 
 AttentionKind = Literal["full", "sliding", "linear"]
 
@@ -88,7 +88,10 @@ def load_geometry(name: str) -> Geometry:
     A YAML may write `moe_layers: {first: 1, count: 26}` in place of the list.
     """
     if name not in published():
-        raise InputError(f"unknown model '{name}'", way_out=f"known: {', '.join(published())}")
+        raise InputError(
+            f"unknown model '{name}'",
+            way_out=f"{nearest(name, published())}known: {', '.join(published())}",
+        )
     file = files("moetier.traces.models") / f"{name}.yaml"
     data: dict[str, Any] = yaml.safe_load(file.read_text())
     layers = data.get("moe_layers")

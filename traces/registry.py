@@ -6,7 +6,6 @@ what it defines. Nothing else lists the extensions, so adding one touches one fi
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -16,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
-from moetier.traces.errors import InputError
+from moetier.traces.errors import InputError, nearest
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Callable[..., Any])
@@ -60,9 +59,7 @@ class Registry(Generic[T]):
         """Return what is filed under *name*; an unknown name suggests the nearest one."""
         self._load()
         if name not in self._entries:
-            near = difflib.get_close_matches(str(name), self._entries, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            known = ", ".join(self.names())
+            hint, known = nearest(name, self._entries), ", ".join(self.names())
             raise InputError(
                 f"unknown {self.kind} '{name}'", where=where, way_out=f"{hint}known: {known}"
             )

@@ -15,18 +15,15 @@ def reproduce(
     paper: Annotated[str, typer.Argument(help="Name of a paper, or `all`.")], json_: Json = False
 ) -> None:
     """Recompute published figures: published, ours, their ratio, and what was assumed."""
-    import difflib
-
     from moetier.experiments.cli.show import show_table
     from moetier.experiments.papers import paper_names
     from moetier.experiments.papers import reproduce as recompute
     from moetier.experiments.store import dump_json
-    from moetier.traces.errors import InputError
+    from moetier.traces.errors import InputError, nearest
 
     known = paper_names()
     if paper != "all" and paper not in known:
-        near = difflib.get_close_matches(paper, known, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
+        hint = nearest(paper, known)
         raise InputError(
             f"unknown paper '{paper}'", way_out=f"{hint}known: {', '.join(known)}, all"
         )

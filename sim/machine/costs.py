@@ -4,7 +4,7 @@
 
 rounded up to whole nanoseconds, for the dense part and for the experts of a batch each. The host
 time per layer of the profile, what the host program spends between kernels, is part of the dense
-part.
+part, once for every layer of the model that a MoE layer stands for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Costs:
         main, cpu = hierarchy.main, hierarchy.cpu
         self._main = Roofline(main, hierarchy.tiers[0].bandwidth, dtype)
         self._cpu = Roofline(cpu, hierarchy.tiers[1].bandwidth, dtype) if cpu else None
-        self._host = main.host_time_per_layer
+        self._host = (main.host_time_per_layer * dense.model_layers).tolist()  # per MoE layer
         self._kinds = _kinds(dense)
         self._dense_memo: dict[tuple[int, int, int, int], int] = {}
         self._shape = (-1, 0, 0)
@@ -78,7 +78,7 @@ class Costs:
         rows = zip(contexts.tolist(), work.ops.tolist(), work.nbytes.tolist(), strict=True)
         for context, ops, nbytes in rows:
             key = (kind, batch.phase, batch.n_tokens, context)
-            self._dense_memo[key] = self._main.ns(ops, nbytes) + self._host
+            self._dense_memo[key] = self._main.ns(ops, nbytes) + self._host[at]
 
     def expert_ns(self, plan: LayerPlan) -> tuple[int, int]:
         """Return the time of a batch's experts on the main processor, and on the CPU."""

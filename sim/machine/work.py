@@ -46,14 +46,18 @@ class DenseWork:
     window: int
     decode_ops: Ints  # per token and in decode only: what a policy adds or spares
     decode_bytes: Ints
+    model_layers: Ints  # how many layers of the model a MoE layer stands for
 
     def of(self, layer: Ints, phase: Ints, tokens: Ints, context: Ints) -> Work:
         """Return the work of batches given as arrays of equal shape.
 
-        Prefill reads its keys and values once, from chip memory beyond that, and wants one set of
-        logits; decode reads the whole context for every token.
+        Prefill reads all keys and values that are there once, from chip memory beyond that, and
+        wants one set of logits; decode reads the whole context for every token. With a sliding
+        window both are a bound where the tokens' contexts differ.
         """
         decode = phase == DECODE
+        # Of T tokens that follow p others, sum(position + 1) is T * (p + (T + 1) / 2).
+        alive = np.maximum(tokens, context // tokens + (tokens - 1) // 2)
         windowed = np.minimum(context, self.window * tokens)
         ops = (
             self.token_ops[layer] * tokens
@@ -64,8 +68,8 @@ class DenseWork:
         )
         nbytes = (
             self.weight_bytes[layer]
-            + self.context_bytes[layer] * np.where(decode, context, tokens)
-            + self.window_bytes[layer] * np.where(decode, windowed, tokens)
+            + self.context_bytes[layer] * np.where(decode, context, alive)
+            + self.window_bytes[layer] * np.where(decode, windowed, np.minimum(alive, windowed))
             + self.decode_bytes[layer] * decode
         )
         return Work(ops, nbytes)
@@ -107,6 +111,7 @@ def dense_work(header: Header, weights: str, kv_bytes: int = 2) -> DenseWork:
         window=geometry.sliding_window or NO_WINDOW,
         decode_ops=np.zeros(len(spans), np.int64),
         decode_bytes=np.zeros(len(spans), np.int64),
+        model_layers=np.array([len(span) for span in spans]),
     )
 
 
@@ -147,10 +152,10 @@ def with_predictors(
     return replace(work, decode_ops=ops, decode_bytes=nbytes)
 
 
-def kv_bytes_at(work: DenseWork, context: int, requests: int = 1) -> int:
-    """Return the size of the key/value cache of *requests* sequences of *context* tokens each."""
-    windowed = min(context, work.window)
-    return requests * int(work.context_bytes.sum() * context + work.window_bytes.sum() * windowed)
+def kv_bytes_at(work: DenseWork, context: int, requests: int) -> int:
+    """Return the size of the key/value cache of *requests* sequences, *context* tokens in all."""
+    windowed = min(context, work.window * requests)
+    return int(work.context_bytes.sum() * context + work.window_bytes.sum() * windowed)
 
 
 def _spans(geometry: Geometry) -> list[range]:

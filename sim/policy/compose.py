@@ -11,7 +11,7 @@ import yaml
 
 from moetier.sim.policy.base import Eviction, Miss, Part, Precision, Prefetch, Routing, Warmup
 from moetier.sim.policy.seams import DEFAULTS, SEAMS
-from moetier.traces.errors import InputError
+from moetier.traces.errors import InputError, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,17 @@ def expand(spec: str | Mapping[str, Any], where: str = "policy") -> dict[str, An
     preset = given.pop("preset", None)
     if preset is not None and preset not in known:
         raise InputError(
-            f"unknown policy '{preset}'", where=where, way_out=f"presets: {', '.join(known)}"
+            f"unknown policy '{preset}'",
+            where=where,
+            way_out=f"{nearest(preset, known)}presets: {', '.join(known)}",
         )
     seams = {**DEFAULTS, **(known[preset] if preset is not None else {}), **given}
     for key in seams:
         if key not in SEAMS:
             raise InputError(
-                f"unknown seam '{key}'", where=where, way_out=f"seams: {', '.join(SEAMS)}, preset"
+                f"unknown seam '{key}'",
+                where=where,
+                way_out=f"{nearest(key, SEAMS)}seams: {', '.join(SEAMS)}, preset",
             )
     return seams
 

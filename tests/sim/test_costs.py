@@ -55,7 +55,7 @@ def test_every_layer_reads_its_own_keys_and_values() -> None:
 
     assert work.context_bytes.tolist() == [3 * 64, 3 * 64]
     assert work.context_ops.tolist() == [3 * 128, 3 * 128]
-    assert kv_bytes_at(work, context=10, requests=3) == 3 * 10 * 6 * 64
+    assert kv_bytes_at(work, context=30, requests=3) == 3 * 10 * 6 * 64
 
 
 def test_sliding_layers_stop_at_the_window() -> None:
@@ -63,8 +63,8 @@ def test_sliding_layers_stop_at_the_window() -> None:
     work = dense_work(header, "bf16")
 
     assert (work.context_bytes.tolist(), work.window_bytes.tolist()) == ([64, 0], [0, 64])
-    assert kv_bytes_at(work, 3) == 6 * 64
-    assert kv_bytes_at(work, 100) == 105 * 64
+    assert kv_bytes_at(work, 3, 1) == 6 * 64
+    assert kv_bytes_at(work, 100, 1) == 105 * 64
 
 
 def test_prefill_computes_every_token_and_one_set_of_logits() -> None:

@@ -47,7 +47,9 @@ def test_the_extent_does_not_depend_on_chunks() -> None:
         chunks = [rows.take(slice(0, cut)), rows.take(slice(cut, None))]
         extent = memory.extent_of(ArrayTrace(model, chunks))
 
-        assert extent == memory.Extent(context=18, steps=9, prefill_tokens=0, decode_tokens=18)
+        assert extent == memory.Extent(
+            context=18, steps=9, prefill_tokens=0, decode_tokens=18, requests=2
+        )
 
 
 # -- what fits

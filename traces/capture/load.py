@@ -8,7 +8,7 @@ from moetier.traces.errors import InputError
 
 
 def load_model(path: str, device_map: str | None = None) -> tuple[Any, Any]:
-    """Return the model at *path*, in the type it is stored in, and its tokenizer.
+    """Return the model at *path*, in the type its configuration names, and its tokenizer.
 
     A model that also reads images is loaded whole; its text tower is what gets captured.
 
