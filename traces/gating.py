@@ -36,8 +36,11 @@ class GateRule:
         return cls(header.geometry.top_k, header.score_kind, bool(header.geometry.norm_topk))
 
     def probabilities(self, scores: Floats) -> Floats:
-        """Return scores (V, E) as non-negative shares (V, E) that can be added over tokens."""
-        if self.score_kind in ("none", "unknown"):
+        """Return scores (V, E) as non-negative shares (V, E) that can be added over tokens.
+
+        Predictions made for a trace without scores are shares already.
+        """
+        if self.score_kind == "unknown":
             raise InputError(
                 "the trace does not say what its scores mean", way_out="capture it again"
             )

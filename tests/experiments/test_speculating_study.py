@@ -8,8 +8,10 @@ from moetier.experiments.studies.speculating_experts import (
     FIT_CONTEXT,
     FIT_SHARE,
     MACHINE,
+    MODEL,
     decode,
     fit_host,
+    gain,
     with_host_time,
 )
 from moetier.sim.hardware import load_profile
@@ -46,3 +48,15 @@ def test_longer_contexts_cost_compute_and_not_copies() -> None:
     assert far.copies == near.copies
     assert far.total > near.total
     assert far.saveable == far.total - far.copies  # compute is the smaller part everywhere
+
+
+def test_speculation_saves_what_compute_hides_and_no_more() -> None:
+    fitted = decode(PROFILE, FIT_CONTEXT)
+
+    saved = gain(MODEL, PROFILE, FIT_CONTEXT)
+
+    assert 0.9 * fitted.saveable / fitted.total < saved <= fitted.saveable / fitted.total
+
+
+def test_without_compute_to_hide_behind_speculation_saves_little() -> None:
+    assert gain(MODEL, with_host_time(PROFILE, 0), FIT_CONTEXT) < 0.06
