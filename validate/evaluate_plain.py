@@ -46,7 +46,7 @@ class Plain:
     ) -> list[Output]:
         """Return what the model does with *requests*; *again* trusts nothing kept from before."""
         key = self.key(requests, decoding)
-        found = None if again else _memory.get(key) or self._read(key)
+        found = None if again else _memory.get(key) or self._read(key, len(requests))
         if found is None:
             found = generate(self.model, requests, decoding, on_batch=on_batch)
             self.ran += 1
@@ -74,15 +74,16 @@ class Plain:
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
-    def _read(self, key: str) -> list[Output] | None:
-        """Return the run that is kept under *key*, None where there is none to trust."""
+    def _read(self, key: str, n: int) -> list[Output] | None:
+        """Return the run of *n* requests kept under *key*, None where there is none to trust."""
         if self.folder is None:
             return None
         try:
             rows = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
-            return [Output(tuple(row[0]), tuple(row[1]), str(row[2])) for row in rows]
+            found = [Output(tuple(row[0]), tuple(row[1]), str(row[2])) for row in rows]
         except (OSError, ValueError, LookupError, TypeError):
             return None
+        return found if len(found) == n else None
 
     def _write(self, key: str, outputs: Sequence[Output]) -> None:
         """Keep a run; a folder that cannot be written is no reason to stop."""

@@ -120,6 +120,7 @@ class SwapOne(Routing):
     """Claims to change nothing, and swaps one id of one batch."""
 
     def route(self, batch: LayerBatch) -> LayerBatch:
+        """Give the first entry an expert that nobody chose."""
         if batch.phase != DECODE or batch.layer != 5 or batch.step != 1:
             return batch
         experts = list(batch.experts)
@@ -213,7 +214,7 @@ def test_a_wrong_answer_is_scored_along_the_true_one(tiny: Loaded) -> None:
 
 
 def test_an_oracle_is_refused(tiny: Loaded) -> None:
-    with pytest.raises(InputError, match="'belady' is an oracle: .* a live model does not have"):
+    with pytest.raises(InputError, match=r"'belady' is an oracle: .* a live model does not have"):
         run(tiny, "belady")
 
 
@@ -254,8 +255,9 @@ def test_the_model_is_left_as_it_was(tiny: Loaded) -> None:
 
 @pytest.mark.slow
 def test_progress_counts_to_the_end(tiny: Loaded, tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
     for _ in range(2):  # the second time the plain run is there already
-        heard: list[tuple[int, int]] = []
+        heard.clear()
         run(tiny, "on-demand", 2, progress=lambda *x: heard.append(x), plain_folder=tmp_path)
 
         assert heard[-1] == (4, 4)
