@@ -122,6 +122,7 @@ class RunConfig(_Block):
     exclusive: bool = False
     seed: int = Field(default=0, ge=0)
     popularity: str | None = None  # a trace whose counts a `static` part uses
+    predictor: str | dict[str, Any] | None = None  # whose predictions the batches carry
     measure: MeasureConfig = MeasureConfig()
     kv_bytes: int = Field(default=2, ge=1, le=4)  # of one number in the key/value cache
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -171,15 +172,23 @@ def check_run(data: dict[str, Any], where: str) -> RunConfig:
         with inside("hardware"):
             profile = load_hardware(config.hardware)
         cached = build_hierarchy(profile, config.tiers, config.exclusive).cached
-        compose(config.policy, cached)
+        policy = compose(config.policy, cached)
+        if config.live is not None and policy.needs_future:
+            raise InputError(
+                f"'{policy.name}' is an oracle: it needs the future, which a live model does not "
+                "have",
+                where="policy",
+                way_out="use it on a trace",
+            )
         if config.model is not None:
             with inside("model"):
                 load_geometry(config.model)
         if config.synthetic is not None:
             with inside("synthetic.geometry"):
                 load_geometry(config.synthetic.geometry)
-        for key in ("trace", "popularity"):
-            if (file := getattr(config, key)) is not None:
+        named = {"trace": config.trace, "popularity": config.popularity}
+        for key, file in (named | {"evaluate.prompts": config.evaluate.prompts}).items():
+            if file is not None:
                 with inside(key):
                     find_file(file)
     return config
