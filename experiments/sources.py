@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from moetier.experiments.config import RunConfig, SyntheticConfig
 from moetier.experiments.files import find_file, inside
@@ -16,6 +16,8 @@ from moetier.sim.policy.seams import DEFAULTS
 from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry, load_geometry
 from moetier.traces.io import ArrayTrace, TraceReader
+from moetier.traces.predictors import create
+from moetier.traces.predictors.annotate import Annotated
 from moetier.traces.schema import Header
 from moetier.traces.synthetic import Synthetic
 
@@ -42,6 +44,19 @@ def open_source(config: RunConfig) -> Opened:
             where="live",
             way_out="use `moetier evaluate`, or capture a trace",
         )
+    opened = _recorded(config)
+    if config.predictor is None:
+        return opened
+    spec = json.dumps(config.predictor, sort_keys=True)
+    predictor = create(config.predictor, "predictor")
+    with inside("predictor"):
+        source = cast("TraceSource", Annotated(opened.source, predictor))
+    content = f"{opened.fingerprint} {spec}"
+    return Opened(source, hashlib.sha256(content.encode()).hexdigest())
+
+
+def _recorded(config: RunConfig) -> Opened:
+    """Return the trace or the synthetic routing of *config*."""
     if config.synthetic is not None:
         return _synthetic(config.synthetic.model_dump_json())
     assert config.trace is not None
@@ -88,6 +103,8 @@ def _row_bytes(header: Header, with_scores: bool) -> int:
 
 def _reads_scores(config: RunConfig) -> bool:
     """Return whether a part may look at router scores or predictions, which are wide to read."""
+    if config.predictor is not None:
+        return True
     seams = expand(config.policy)
     return any(
         seams[seam] != DEFAULTS[seam] for seam in ("routing", "precision", "prefetch", "miss")

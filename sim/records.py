@@ -123,12 +123,16 @@ class Recorder:
 
     def _add_rare(self, plan: LayerPlan, dropped: int) -> None:
         size = self._size
+        skip, cpu, cancelled, demoted = plan.skip, plan.cpu, plan.cancelled, plan.demoted
         self._rare.extend((
             len(self._rows) // len(COMMON),
-            len(plan.skip), size(plan.skip), len(plan.cpu), size(plan.cpu), plan.cpu_assignments,
-            plan.lower_lookups, plan.lower_hits, self._from_below(plan),
+            len(skip), size(skip) if skip else 0, len(cpu), size(cpu) if cpu else 0,
+            plan.cpu_assignments,
+            plan.lower_lookups, plan.lower_hits,
+            self._from_below(plan),
             len(plan.prefetch), size(plan.prefetch), plan.prefetch_used, plan.prefetch_wasted,
-            size(plan.cancelled), dropped, size(plan.demoted), plan.warmup_bytes,
+            size(cancelled) if cancelled else 0, dropped, size(demoted) if demoted else 0,
+            plan.warmup_bytes,
         ))  # fmt: skip
 
     def _from_below(self, plan: LayerPlan) -> int:

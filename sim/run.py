@@ -217,9 +217,10 @@ def simulate(
         warnings=warnings_of(
             stage.policy, stage.layout, stage.capacities[0], source.header.geometry.top_k, found
         ),
-        known_limitations=limitations(
-            source.header, setting.profile, stage.policy, stage.expert_ops
-        ),
+        known_limitations=[
+            *limitations(source.header, setting.profile, stage.policy, stage.expert_ops),
+            *filter(None, [getattr(source, "assumption", None)]),  # of drawn predictions
+        ],
         elapsed_ns=elapsed,
         stage=stage,
     )

@@ -81,8 +81,9 @@ class OneLane:
     def queued_bytes(self, now: int) -> int:
         """Return the bytes of prefetches that are queued or in flight towards the fastest tier."""
         self._advance(now)
-        in_flight = [s for s, end in self._done.items() if end > now]
-        return self._size(self._queue) + self._size(in_flight)
+        if self._done:  # what has landed is resident like any other, and need not be kept here
+            self._done = {s: end for s, end in self._done.items() if end > now}
+        return self._size(self._queue) + self._size(self._done)
 
     def cancel(self, slices: Sequence[int], now: int) -> list[int]:
         """Withdraw the queued prefetches among *slices*; return those that had not started."""

@@ -9,7 +9,6 @@ import numpy as np
 from moetier.sim.policy.base import Context, Prefetch
 from moetier.sim.policy.seams import prefetch
 from moetier.traces.batch import LayerBatch
-from moetier.traces.gating import GateRule
 
 
 @prefetch.register("predicted")
@@ -31,30 +30,32 @@ class Predicted(Prefetch):
         self.asks_lateness = cancel
 
     def candidates(self, batch: LayerBatch, needed: list[int]) -> Sequence[int]:
-        found: list[int] = []
-        for horizon in self.horizons:
-            found += ranked(self.context, batch, horizon, self.budget)
-        return found
+        return [s for h in self.horizons for s in ranked(self.context, batch, h, self.budget)]
 
 
-def ranked(context: Context, batch: LayerBatch, horizon: int, budget: int = 0) -> list[int]:
-    """Return the slices that *batch* predicts for *horizon* layers later, most likely first.
+def ranked(
+    context: Context, batch: LayerBatch, horizon: int, budget: int | None = 0
+) -> Iterator[int]:
+    """Yield the slices that *batch* predicts for *horizon* layers later, most likely first.
 
-    That is the union of its tokens' predicted top-k, or the *budget* likeliest; nothing where there
-    is no prediction or no such layer. Of an expert with several parts it is the first part.
+    That is the union of its tokens' predicted top-k, or the *budget* likeliest (None: all experts);
+    nothing where there is no prediction or no such layer. Of an expert with several parts it is the
+    first part.
     """
     scores, layout, gate = batch.predicted.get(horizon), context.layout, context.gate
     layer = batch.layer + horizon
     if scores is None or layer >= layout.n_layers or gate is None:
-        return []
-    shares = gate.probabilities(scores).sum(axis=0)
-    order = np.argsort(-shares, kind="stable")
-    chosen = order[:budget] if budget else _wanted(gate, scores, order)
-    return [layout.slice_id(layer, int(expert)) for expert in chosen]
-
-
-def _wanted(gate: GateRule, scores: np.ndarray, order: np.ndarray) -> Iterator[int]:
-    """Yield the experts in *order* that are in the top-k of some token."""
-    ids, _ = gate.choose(scores)
-    wanted = set(ids.ravel().tolist())
-    return (expert for expert in order.tolist() if expert in wanted)
+        return
+    # One token's scores rank as its probabilities do; several tokens' have to be added up.
+    shares = scores[0] if len(scores) == 1 else gate.probabilities(scores).sum(axis=0)
+    order: list[int] = np.argsort(-shares, kind="stable").tolist()
+    if budget != 0:
+        order = order[:budget]
+    elif len(scores) == 1:
+        order = order[: gate.top_k]
+    else:
+        wanted = set(gate.choose(scores)[0].ravel().tolist())
+        order = [expert for expert in order if expert in wanted]
+    first, parts = layer * layout.layer_slices, layout.n_parts
+    for expert in order:
+        yield first + expert * parts

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Literal
 
-from moetier.sim.policy.base import Prefetch
+from moetier.sim.policy.base import Context, Prefetch
 from moetier.sim.policy.prefetch.predicted import ranked
 from moetier.sim.policy.seams import prefetch
 from moetier.traces.batch import LayerBatch
@@ -35,27 +36,28 @@ class WindowAware(Prefetch):
         self.horizons = tuple(range(1, depth + 1)) if isinstance(depth, int) else tuple(depth)
         self.asks_lateness = bandwidth == "measured"
 
+    def start(self, context: Context) -> None:
+        super().start(context)
+        least = min(context.layout.nbytes)
+        self._least = context.estimates.copy_ns(least) if context.estimates else 0
+
     def candidates(self, batch: LayerBatch, needed: list[int]) -> Sequence[int]:
         context = self.context
-        estimates, lateness = context.estimates, context.lateness
+        estimates, lateness, resident = context.estimates, context.lateness, context.resident
         if estimates is None:
             return []
         queued = context.progress.ahead_bytes if lateness is None else lateness.queued_bytes()
         busy = estimates.copy_ns(queued) if queued else 0
         found: list[int] = []
         for horizon in self.horizons:
-            wanted = [
-                s
-                for s in ranked(context, batch, horizon, 2 * context.layout.n_experts)
-                if s not in context.resident and s not in found
-            ]
-            if not wanted:
-                continue
             window = estimates.window_ns(batch, needed, horizon)
-            for s in wanted[: self.max_candidates]:
-                busy += estimates.copy_ns(context.layout.nbytes[s])
-                if busy > window:
-                    busy -= estimates.copy_ns(context.layout.nbytes[s])
+            if busy + self._least > window:
+                continue  # not even the smallest would land in time, so nobody need be ranked
+            wanted = (s for s in ranked(context, batch, horizon, None) if s not in resident)
+            for s in islice(wanted, self.max_candidates):
+                took = estimates.copy_ns(context.layout.nbytes[s])
+                if busy + took > window:
                     break
+                busy += took
                 found.append(s)
         return found
