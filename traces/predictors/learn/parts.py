@@ -102,10 +102,15 @@ class ModelParts:
 
         It is called past its hooks, as nobody but the model is to be seen there.
         """
-        norm = self.layers[layer].norm
-        device = next((value.device for value in norm.parameters()), residual.device)
-        made: Tensor = norm.forward(residual.to(device)[None])  # as in the model: (B, S, H)
+        stream = residual.to(self.device(layer))[None]  # as in the model: (B, S, H)
+        made: Tensor = self.layers[layer].norm.forward(stream)
         return made[0]
+
+    def device(self, layer: int) -> torch.device:
+        """Return where the router of *layer* is."""
+        router: Any = self.layers[layer].where.router
+        device: torch.device = router.get_parameter(self.layers[layer].weight).device
+        return device
 
     def logits(self, layer: int, router_input: Tensor) -> Tensor:
         """Return the float32 logits (V, E) of the router of *layer* for *router_input* (V, H)."""

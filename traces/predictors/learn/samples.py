@@ -56,13 +56,13 @@ class Samples:
 
     def view(self, layer: int, parts: ModelParts, rows: Tensor | slice = slice(None)) -> View:
         """Return what a predictor sees of *rows* at *layer*."""
-        of = self.layers[layer]
+        of, device = self.layers[layer], parts.device(layer)
         return View(
             layer,
-            of.residual[rows],
-            of.router_input[rows],
-            of.ids[rows],
-            of.weights[rows],
+            of.residual[rows].to(device),
+            of.router_input[rows].to(device),
+            of.ids[rows].to(device),
+            of.weights[rows].to(device),
             parts,
         )
 

@@ -119,9 +119,11 @@ def _fit(
         order = torch.randperm(len(split.train), generator=generator)
         for start in range(0, len(order), settings.batch):
             rows = order[start : start + settings.batch]
-            optimizer.zero_grad()
             loss = _loss(predictor, split.train, parts, rows)
-            torch.autograd.backward(loss)
+            # not backward(), which would also fill in gradients of the model it borrows from
+            gradients = torch.autograd.grad(loss, list(learnt.values()))
+            for value, gradient in zip(learnt.values(), gradients, strict=True):
+                value.grad = gradient
             torch.nn.utils.clip_grad_norm_(learnt.values(), GRADIENT_NORM)
             optimizer.step()
         losses.append(_validation(predictor, split.validation, parts, settings.batch))
@@ -153,9 +155,10 @@ def _loss(predictor: ModelPredictor, samples: Samples, parts: ModelParts, rows: 
             with torch.no_grad():
                 teacher = parts.logits(layer + horizon, read).log_softmax(-1)
             made = predictor.trained(view, horizon).log_softmax(-1)
-            total = total + weight * functional.kl_div(
-                made.cpu(), teacher.cpu(), reduction="batchmean", log_target=True
+            loss = functional.kl_div(
+                made, teacher.to(made.device), reduction="batchmean", log_target=True
             )
+            total = total + weight * loss.cpu()
     return total
 
 
