@@ -60,14 +60,18 @@ QUANTITIES: dict[str, Quantity] = {
     "energy_mj_per_token": Quantity("energy per token", "mJ", per="decoded tokens"),
     "energy_mj_prefill": Quantity("energy of the prefill", "mJ"),
     "peak_bytes": Quantity("peak residency", "GB", scale=_GB),
-    "accuracy": Quantity("accuracy", _SHARE, "higher"),
-    "accuracy_se": Quantity("standard error of the accuracy", _SHARE),
-    "accuracy_difference.mean": Quantity("accuracy above the plain model's", _SHARE, "higher"),
+    "accuracy": Quantity("accuracy", _SHARE, "higher", per="items with an answer"),
+    "accuracy_se": Quantity("standard error of the accuracy", _SHARE, per="items"),
+    "accuracy_difference.mean": Quantity(
+        "accuracy above the plain model's", _SHARE, "higher", per="items with an answer"
+    ),
     "nll": Quantity("negative log-likelihood of the answer", "nats"),
     "nll_se": Quantity("standard error of the likelihood", "nats"),
     "nll_difference.mean": Quantity("likelihood lost to the policy", "nats"),
-    "repetition_share": Quantity("long texts that fall into a loop", _SHARE),
-    "plain.accuracy": Quantity("accuracy of the plain model", _SHARE, "higher"),
+    "repetition_share": Quantity("long texts that fall into a loop", _SHARE, per="long texts"),
+    "plain.accuracy": Quantity(
+        "accuracy of the plain model", _SHARE, "higher", per="items with an answer"
+    ),
     "oracle_gap": Quantity("misses above Belady's", _SHARE, per="decode lookups"),
 }
 

@@ -69,6 +69,9 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.mark.slow
 def test_a_live_run_says_what_a_simulation_says_and_how_accurate(models: None) -> None:
+    from moetier.validate import evaluate_plain
+
+    evaluate_plain._memory.clear()
     result, failure = run_live(config_of())
     synthetic = {"geometry": "moe-tiny", "prompt": 2, "tokens": 2}
     other = run(check_run({"synthetic": synthetic, "hardware": "phone-ufs4"}, "test"))

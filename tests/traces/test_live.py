@@ -334,7 +334,7 @@ def test_other_tokens_than_announced_are_refused(model: Any) -> None:
         drive.requests(torch.ones(1, 2))
         with pytest.raises(InputError, match="took columns 0 to 3 of prompts 2 wide"):
             model(input_ids=torch.tensor([[3, 4, 5]]))
+        drive.requests(torch.ones(1, 2))
+        drive.begin(0, (torch.tensor([[3, 4]]),), {})
         with pytest.raises(InputError, match="MoE layer 0 got 1 tokens, another number"):
-            drive.requests(torch.ones(1, 2))
-            drive.begin(0, (torch.tensor([[3, 4]]),), {})
             model.model(inputs_embeds=torch.zeros(1, 1, 32))

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch", reason="validation needs the extra 'models'")
 pytest.importorskip("transformers", reason="validation needs the extra 'models'")
 
-from moetier.experiments.bench import _evaluate_overhead  # noqa: E402  # needs torch
-from moetier.validate.evaluate_bench import overhead  # noqa: E402
+from moetier.experiments.bench import _evaluate_overhead  # needs torch
+from moetier.validate.evaluate_bench import overhead
 
 LIMIT = 2.0
 """On-demand LRU inside moe-tiny takes at most this many times what moe-tiny takes alone."""
