@@ -1,16 +1,24 @@
-"""This module gives recorded routing the predictions of a predictor that needs no model."""
+"""This module gives recorded routing the predictions of a predictor."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from moetier.traces.batch import LayerBatch, Source
-from moetier.traces.columns import Columns
+import numpy as np
+
+from moetier.traces.batch import Floats, LayerBatch, Source
+from moetier.traces.columns import Bools, Columns
 from moetier.traces.errors import InputError
+from moetier.traces.io import TraceReader, TraceWriter
 from moetier.traces.predictors.base import BatchPredictor, Predictor
-from moetier.traces.schema import Header
+from moetier.traces.schema import Header, arrow_schema
+
+Predictions = tuple[int, dict[int, Floats]]
+"""The tokens of a batch, and scores (n_tokens, E) of them by horizon."""
 
 
 class Annotated:
@@ -74,3 +82,72 @@ class Annotated:
         predicted = self.predictor.predict(batch, ahead)
         self.predictor.observe(batch)
         return replace(batch, predicted=predicted)
+
+
+def annotate(trace: str | Path, out: str | Path, predictor: Predictor, model: Any = None) -> Path:
+    """Write *trace* to *out* with what *predictor* says in its `predicted_<horizon>` columns.
+
+    A predictor that works inside a model needs that *model*, loaded, and a trace of it that was
+    captured with `--hidden`; the model is not run again. Earlier predictions are replaced.
+
+    Raises `InputError` where the trace lacks what the predictor needs.
+    """
+    reader = TraceReader(trace, with_scores=True)
+    if isinstance(predictor, BatchPredictor):
+        made = (
+            (batch.n_tokens, batch.predicted) for batch in Annotated(reader, predictor).batches()
+        )
+    elif model is None:
+        raise InputError(
+            f"predictor '{predictor.kind}' works inside a model, and none is given",
+            way_out="give the model that was captured",
+        )
+    else:
+        made = _inside(reader.path, predictor, model)
+    header = reader.header.model_copy(
+        update={"predictors": predictor.entries(reader.header.geometry)}
+    )
+    names = [item.name for item in arrow_schema(reader.header)]
+    kept = [name for name in names if name in ("weights", "scores", "recorded")]
+    with TraceWriter(out, header) as writer:
+        rows = _Rows(made, header)
+        for chunk in reader.columns(kept):
+            writer.add_columns(replace(chunk, predicted=rows.take(chunk.valid)))
+    return Path(out)
+
+
+class _Rows:
+    """Cuts predictions, which come batch by batch, into those of any number of rows."""
+
+    def __init__(self, made: Iterator[Predictions], header: Header) -> None:
+        self.made, self.width = made, header.geometry.n_experts
+        self.horizons = [entry.horizon for entry in header.predictors]
+        self.left = 0  # tokens of the current batch that were not taken yet
+        self.current: Predictions = (0, {})
+
+    def take(self, valid: Bools) -> dict[int, Floats]:
+        """Return the next rows by horizon: NaN where not *valid*, or not predicted."""
+        found = {h: np.full((len(valid), self.width), np.nan, np.float32) for h in self.horizons}
+        rows, done = np.flatnonzero(valid), 0
+        while done < len(rows):
+            if not self.left:
+                self.current = next(self.made)
+                self.left = self.current[0]
+            n_tokens, predicted = self.current
+            count = min(self.left, len(rows) - done)
+            first = n_tokens - self.left
+            for horizon, scores in predicted.items():
+                found[horizon][rows[done : done + count]] = scores[first : first + count]
+            done, self.left = done + count, self.left - count
+        return found
+
+
+def _inside(trace: Path, predictor: Predictor, model: Any) -> Iterator[Predictions]:
+    from moetier.traces.predictors.learn.parts import find_parts
+    from moetier.traces.predictors.learn.running import check_tensors, predictions
+    from moetier.traces.predictors.learn.samples import batch_samples
+
+    parts = find_parts(model)
+    check_tensors(predictor, parts)
+    for batch, layer in batch_samples(trace, parts):
+        yield batch.n_tokens, predictions(predictor, layer.view(batch.layer, parts))

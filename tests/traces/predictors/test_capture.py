@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from moetier.traces import io as io_module
 from moetier.traces.capture.hidden import read_hidden
 from moetier.traces.capture.run import capture
 from moetier.traces.errors import InputError
-from moetier.traces.io import TraceReader
+from moetier.traces.io import ArrayTrace, TraceReader, write_trace
 from moetier.traces.predictors import create
-from moetier.traces.predictors.annotate import Annotated
+from moetier.traces.predictors.annotate import Annotated, annotate
 from moetier.traces.predictors.base import ModelPredictor, View
 from moetier.traces.predictors.learn.parts import find_parts
+from moetier.traces.testing import small_header, small_rows
 
 Build = Callable[..., Any]
 
@@ -105,3 +107,71 @@ def test_a_predictor_of_another_family_leaves_no_trace(
             max_new_tokens=1, predictor=create("router-reuse"),
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("spec", ["router-reuse", "popularity", "recall-model", "default-vector"])
+def test_a_capture_is_annotated_later(
+    tmp_path: Path, build: Build, tokenizer: Any, prompts: list[str], spec: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(io_module, "CHUNK_ROWS", 7)  # so that batches go on in the next chunk
+    model = build("Qwen3Moe")
+    wanted = {"kind": spec, "recall": [0.5]} if spec == "recall-model" else {"kind": spec}
+    plain, out = tmp_path / "plain.parquet", tmp_path / "out.parquet"
+    options: Any = {"max_new_tokens": 3, "batch_size": 4}
+    capture(model, tokenizer, prompts[:4], plain, hidden=True, **options)
+    predictor = create(wanted)
+    if spec == "default-vector":
+        predictor.tensors = {"default_vectors": torch.ones(1, 8, 32)}
+    annotate(plain, out, predictor, model if predictor.needs == "model" else None)
+    reader = TraceReader(out, with_scores=True)
+    reader.validate()
+
+    assert reader.header.predictors == predictor.entries(reader.header.geometry)
+    source = TraceReader(plain, with_scores=True)
+    if predictor.needs == "model":
+        during = tmp_path / "during.parquet"
+        capture(model, tokenizer, prompts[:4], during, predictor=predictor, **options)
+        expected = list(TraceReader(during, with_scores=True).batches())
+    else:
+        expected = list(Annotated(source, create(wanted)).batches())
+    found = list(reader.batches())
+    assert any(batch.predicted for batch in found)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.step, one.layer, one.experts) == (other.step, other.layer, other.experts)
+        assert list(one.predicted) == list(other.predicted)
+        for horizon, scores in one.predicted.items():
+            np.testing.assert_allclose(scores, other.predicted[horizon], rtol=1e-4, atol=1e-6)
+
+
+def test_annotating_again_replaces_what_was_predicted(tmp_path: Path) -> None:
+    header = small_header()
+    path = write_trace(ArrayTrace(header, [small_rows(header)]), tmp_path / "t.parquet")
+    out = annotate(path, tmp_path / "out.parquet", create("popularity"))
+    reader = TraceReader(out, with_scores=True)
+
+    assert [(p.name, p.horizon) for p in reader.header.predictors] == [("popularity", 1)]
+    before = TraceReader(path, with_scores=True)
+    for one, other in zip(reader.batches(), before.batches(), strict=True):
+        assert one.recorded == other.recorded
+        assert set(one.predicted) <= {1}
+
+
+def test_annotating_without_the_model_is_refused(tmp_path: Path) -> None:
+    header = small_header()
+    path = write_trace(ArrayTrace(header, [small_rows(header)]), tmp_path / "t.parquet")
+
+    with pytest.raises(InputError, match=r"'linear' works inside a model, and none is given"):
+        annotate(path, tmp_path / "out.parquet", create("linear"))
+    assert [item.name for item in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_annotating_with_another_model_is_refused(
+    tmp_path: Path, build: Build, tokenizer: Any, prompts: list[str]
+) -> None:
+    path = tmp_path / "t.parquet"
+    capture(build("Qwen3Moe"), tokenizer, prompts[:1], path, max_new_tokens=1, hidden=True)
+
+    with pytest.raises(InputError, match="captured from a model with fingerprint"):
+        annotate(path, tmp_path / "o.parquet", create("router-reuse"), build("Qwen3Moe", seed=1))
+    assert not (tmp_path / "o.parquet").exists()

@@ -32,9 +32,7 @@ class Running:
 
     def predict(self, call: ExpertsCall, valid: Tensor, batch: LayerBatch) -> dict[int, Floats]:
         """Return scores (V, E) by horizon, from what *batch* says is really executed."""
-        with torch.no_grad():
-            made = self.predictor.predict(self.view(call, valid, batch))
-        return {horizon: scores.float().cpu().numpy() for horizon, scores in made.items()}
+        return predictions(self.predictor, self.view(call, valid, batch))
 
     def view(self, call: ExpertsCall, valid: Tensor, batch: LayerBatch) -> View:
         """Return what the predictor sees of *call*, whose *valid* (V,) rows belong to *batch*."""
@@ -98,6 +96,14 @@ def attached(
     check_tensors(predictor, parts)
     with parts.residuals() as residuals:
         yield Running(predictor, parts, residuals)
+
+
+@torch.no_grad()
+def predictions(predictor: Predictor, view: View) -> dict[int, Floats]:
+    """Return what *predictor* says of *view*, as arrays (V, E) by horizon."""
+    assert isinstance(predictor, ModelPredictor)
+    made = predictor.predict(view)
+    return {horizon: scores.float().cpu().numpy() for horizon, scores in made.items()}
 
 
 def check_tensors(predictor: Predictor, parts: ModelParts) -> None:

@@ -5,7 +5,7 @@ Shapes: N tokens over the whole capture, H hidden, K experts per token, E expert
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moetier.traces.batch import LayerBatch
 from moetier.traces.capture.fingerprint import fingerprint
 from moetier.traces.capture.hidden import read_hidden
 from moetier.traces.capture.run import capture
@@ -38,6 +39,18 @@ class LayerSamples:
             self.residual[rows], self.router_input[rows], self.ids[rows], self.weights[rows]
         )
 
+    def view(self, layer: int, parts: ModelParts, rows: Tensor | slice = slice(None)) -> View:
+        """Return what a predictor sees of *rows* at *layer*, which this is."""
+        device = parts.device(layer)
+        return View(
+            layer,
+            self.residual[rows].to(device),
+            self.router_input[rows].to(device),
+            self.ids[rows].to(device),
+            self.weights[rows].to(device),
+            parts,
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
@@ -56,15 +69,7 @@ class Samples:
 
     def view(self, layer: int, parts: ModelParts, rows: Tensor | slice = slice(None)) -> View:
         """Return what a predictor sees of *rows* at *layer*."""
-        of, device = self.layers[layer], parts.device(layer)
-        return View(
-            layer,
-            of.residual[rows].to(device),
-            of.router_input[rows].to(device),
-            of.ids[rows].to(device),
-            of.weights[rows].to(device),
-            parts,
-        )
+        return self.layers[layer].view(layer, parts, rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,39 +87,12 @@ def from_trace(trace: str | Path, parts: ModelParts) -> Samples:
 
     Raises `InputError` where the trace lacks hidden states or residuals, or is of another model.
     """
-    reader = TraceReader(trace)
-    captured = reader.header.provenance.model_fingerprint
-    mine = fingerprint(parts.model)
-    if captured != mine:
-        raise InputError(
-            f"captured from a model with fingerprint {str(captured)[:12]}, this one has "
-            f"{mine[:12]}",
-            where=trace,
-            way_out="train on a capture of the same model",
-        )
-    n = parts.n_layers
-    collected: list[list[LayerSamples]] = [[] for _ in range(n)]
+    collected: list[list[LayerSamples]] = [[] for _ in range(parts.n_layers)]
     prompts: list[int] = []
-    for batch, hidden in zip(reader.batches(), _present(trace), strict=True):
-        if (batch.step, batch.layer) != (hidden.step, hidden.moe_layer):
-            raise InputError("hidden states of another capture", where=trace, way_out="redo it")
-        if hidden.residual is None:
-            raise InputError(
-                "no residuals beside the trace", where=trace, way_out="capture with --hidden again"
-            )
-        if batch.weights is None or batch.requests is None or batch.tokens is not None:
-            raise InputError("weights or experts are missing", where=trace, way_out="redo it")
-        shape = (batch.n_tokens, -1)
-        collected[batch.layer].append(
-            LayerSamples(
-                hidden.residual,
-                hidden.hidden,
-                torch.tensor(batch.experts).view(shape),
-                torch.from_numpy(batch.weights.copy()).view(shape),
-            )
-        )
+    for batch, layer in batch_samples(trace, parts):
+        collected[batch.layer].append(layer)
         if batch.layer == 0:
-            prompts += batch.requests
+            prompts += batch.requests or [0] * batch.n_tokens
     layers = [
         LayerSamples(
             torch.cat([part.residual for part in found]),
@@ -125,6 +103,44 @@ def from_trace(trace: str | Path, parts: ModelParts) -> Samples:
         for found in collected
     ]
     return Samples(layers, torch.tensor(prompts))
+
+
+def batch_samples(
+    trace: str | Path, parts: ModelParts
+) -> Iterator[tuple[LayerBatch, LayerSamples]]:
+    """Yield every batch of *trace*, captured with `--hidden`, with what its layer read.
+
+    Raises `InputError` as `from_trace` does.
+    """
+    reader = TraceReader(trace)
+    captured = reader.header.provenance.model_fingerprint
+    mine = fingerprint(parts.model)
+    if captured != mine:
+        raise InputError(
+            f"captured from a model with fingerprint {str(captured)[:12]}, this one has "
+            f"{mine[:12]}",
+            where=trace,
+            way_out="take a capture of the same model",
+        )
+    for batch, hidden in zip(reader.batches(), _present(trace), strict=True):
+        if (batch.step, batch.layer) != (hidden.step, hidden.moe_layer):
+            raise InputError("hidden states of another capture", where=trace, way_out="redo it")
+        if hidden.residual is None:
+            raise InputError(
+                "no residuals beside the trace", where=trace, way_out="capture with --hidden again"
+            )
+        if batch.weights is None or batch.tokens is not None:
+            raise InputError("weights or experts are missing", where=trace, way_out="redo it")
+        shape = (batch.n_tokens, -1)
+        yield (
+            batch,
+            LayerSamples(
+                hidden.residual,
+                hidden.hidden,
+                torch.tensor(batch.experts).view(shape),
+                torch.from_numpy(batch.weights.copy()).view(shape),
+            ),
+        )
 
 
 def from_prompts(
