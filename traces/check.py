@@ -19,7 +19,7 @@ class RowCheck:
     """Checks rows as they stream by; *full* adds the checks that cost more than reading.
 
     Always: ids and layers in range, order, phase, finite weights. Full: also duplicate experts,
-    duplicate rows, zero-padded rows, the model-layer column.
+    duplicate rows, zero-padded rows, layers that a step leaves out.
     """
 
     def __init__(self, header: Header, where: str | Path, *, full: bool = False) -> None:
@@ -47,7 +47,11 @@ class RowCheck:
         if rows.recorded is not None:
             _in("recorded", rows.recorded, PAD, 2)
         self._order(rows)
+        if rows.weights is not None and (rows.weights < 0).any():
+            row = int(np.argmax((rows.weights < 0).any(axis=1)))
+            raise self._fail(row, "weights", f"{rows.weights[row].min()} is negative")
         if self.full:
+            self._gaps(rows)
             self._zeros(rows)
             self._repeated_experts(rows)
             self._repeated_rows(rows)
@@ -56,6 +60,14 @@ class RowCheck:
             self._last = (int(rows.step[-1]), int(rows.moe_layer[-1]), int(rows.phase[-1]))
         return rows
 
+    def finish(self) -> None:
+        """Raise `InputError` if the rows end in the middle of a step; call it after the last."""
+        last = self.header.geometry.n_moe_layers - 1
+        if self.full and self._last is not None and self._last[1] != last:
+            raise self._fail(
+                -1, "moe_layer", f"step {self._last[0]} ends at MoE layer {self._last[1]} of {last}"
+            )
+
     def check_arrow(self, batch: pa.RecordBatch) -> None:
         """Check what is lost in arrays: nulls, and the model layer of each MoE layer."""
         for name in batch.schema.names:
@@ -63,6 +75,8 @@ class RowCheck:
             if column.null_count and not pa.types.is_nested(column.type):
                 row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
                 raise self._fail(row, name, "is null")
+            if pa.types.is_nested(column.type) and pa.types.is_floating(column.type.value_type):
+                self._no_nan(name, column)
         if "layer" not in batch.schema.names:
             return
         moe_layer = batch.column("moe_layer").to_numpy()
@@ -73,6 +87,17 @@ class RowCheck:
             row = int(np.argmax(wrong))
             raise self._fail(
                 row, "layer", f"model layer {layer[row]} is not MoE layer {moe_layer[row]}"
+            )
+
+    def _no_nan(self, name: str, column: pa.Array) -> None:
+        """Refuse NaN in a row that is there: what is not known is null."""
+        width = column.type.list_size
+        values = column.values.slice(column.offset * width, len(column) * width)
+        nan = np.isnan(values.to_numpy(zero_copy_only=False)).reshape(-1, width).any(axis=1)
+        wrong = nan & ~column.is_null().to_numpy(zero_copy_only=False)
+        if wrong.any():
+            raise self._fail(
+                int(np.argmax(wrong)), name, "NaN", "store null where a value is not known"
             )
 
     def _fail(self, row: int, column: str, problem: str, way_out: str = REDO) -> InputError:
@@ -133,6 +158,23 @@ class RowCheck:
                 "phase",
                 f"step {step[row]} mixes prefill and decode",
                 "give prefill and decode steps of their own",
+            )
+
+    def _gaps(self, rows: Columns) -> None:
+        """Refuse a step that leaves out a MoE layer."""
+        last = self.header.geometry.n_moe_layers - 1
+        before = (-1, last, 0) if self._last is None else self._last
+        step = np.concatenate([[before[0]], rows.step])
+        layer = np.concatenate([[before[1]], rows.moe_layer]).astype(np.int64)
+        ahead = np.diff(layer)
+        wrong = np.where(np.diff(step) == 0, ahead > 1, (layer[:-1] != last) | (layer[1:] != 0))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise self._fail(
+                row,
+                "moe_layer",
+                f"step {step[row + 1]}, MoE layer {layer[row + 1]} comes right after "
+                f"step {step[row]}, MoE layer {layer[row]}: a layer is missing",
             )
 
     def _zeros(self, rows: Columns) -> None:

@@ -53,7 +53,9 @@ class TraceWriter:
     def __enter__(self) -> Self:
         """Open the temporary file; raise `InputError` where none can be written."""
         temporary = self._stack.enter_context(replacing(self.path))
-        self._file = pq.ParquetWriter(temporary, arrow_schema(self.header), compression="zstd")
+        self._file = pq.ParquetWriter(
+            temporary, arrow_schema(self.header), compression="zstd", write_page_checksum=True
+        )
         return self
 
     def add(self, **arrays: Any) -> None:
@@ -132,7 +134,7 @@ class TraceReader:
 
         Default: `weights`, `recorded` where there, and with `with_scores` also the wide columns.
         """
-        return self._read(self._optional() if names is None else list(names), full=False)
+        return self._read(self._optional() if names is None else list(names))
 
     def batches(self) -> Iterator[LayerBatch]:
         """Yield the batches in forward order. Can be called again."""
@@ -145,7 +147,7 @@ class TraceReader:
             InputError: At the first row that is wrong, naming row, column and value.
         """
         known = [item.name for item in arrow_schema(self.header)]
-        return sum(len(chunk) for chunk in self._read(known, full=True))
+        return sum(len(chunk) for chunk in self._read(known))
 
     def _optional(self) -> list[str]:
         wide = ("scores", "predicted_")
@@ -155,17 +157,18 @@ class TraceReader:
             name for name in names if name in plain or (self.with_scores and name.startswith(wide))
         ]
 
-    def _read(self, optional: list[str], *, full: bool) -> Iterator[Columns]:
+    def _read(self, optional: list[str]) -> Iterator[Columns]:
         needed = ["request", "phase", "step", "position", "moe_layer", "experts", "valid"]
-        check = RowCheck(self.header, self.path, full=full)
+        check = RowCheck(self.header, self.path, full=True)
         names = [*needed, *(name for name in optional if name not in needed)]
-        with pq.ParquetFile(self.path) as file:
+        with pq.ParquetFile(self.path, page_checksum_verification=True) as file:
             try:
                 # group by group: one call for all groups keeps every group it has read (measured)
                 for group in range(file.num_row_groups):
                     for batch in file.iter_batches(CHUNK_ROWS, row_groups=[group], columns=names):
                         check.check_arrow(batch)
                         yield check.check(from_arrow(batch))
+                check.finish()
             except (pa.ArrowException, OSError) as error:
                 raise InputError(
                     f"damaged after row {check.rows} ({error})",

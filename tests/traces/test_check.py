@@ -64,6 +64,7 @@ ALWAYS: list[tuple[Fault, str]] = [
     (put("moe_layer", 41, 3), "row 41, column 'moe_layer': 3 is out of range, expected 0 to 2"),
     (put("recorded", 7, 3, 2), "row 7, column 'recorded': 3 is out of range, expected -1 to 2"),
     (put("weights", 9, np.nan, 1), "row 9, column 'weights': nan is not finite"),
+    (put("weights", 9, -0.25, 0), "row 9, column 'weights': -0.25 is negative"),
     (put("weights", 9, np.inf, 0), "row 9, column 'weights': inf is not finite"),
     (put("scores", 9, -np.inf, 5), "row 9, column 'scores': -inf is not finite"),
     (predicted_nan, "row 4, column 'predicted_2': nan is not finite"),
@@ -96,13 +97,19 @@ def test_good_rows_pass(cuts: list[int], full: bool) -> None:
     run(rows, full=full, cuts=cuts)
 
 
-@pytest.mark.parametrize(("fault", "words"), ALWAYS + FULL)
+@pytest.mark.parametrize(
+    ("fault", "words", "full"),
+    [(fault, words, False) for fault, words in ALWAYS]
+    + [(fault, words, True) for fault, words in FULL],
+)
 @given(cuts=CUTS)
-def test_each_fault_is_placed_exactly(fault: Fault, words: str, cuts: list[int]) -> None:
+def test_each_fault_is_placed_exactly(
+    fault: Fault, words: str, full: bool, cuts: list[int]
+) -> None:
     rows = small_rows(HEADER)
     fault(rows)
     with pytest.raises(InputError) as caught:
-        run(rows, full=True, cuts=cuts)
+        run(rows, full=full, cuts=cuts)
 
     assert str(caught.value).startswith(f"t.parquet: {words}")
 
@@ -124,6 +131,35 @@ def test_invalid_rows_may_hold_anything_in_range(fault: Fault, words: str) -> No
     rows.valid = np.zeros(len(rows), np.bool_)
 
     run(rows, full=True, cuts=[])
+
+
+def without(rows: Columns, step: int, layer: int) -> Columns:
+    return rows.take((rows.step != step) | (rows.moe_layer != layer))
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_step_that_leaves_out_a_layer_is_refused(layer: int) -> None:
+    rows = without(small_rows(HEADER), step=2, layer=layer)
+    with pytest.raises(InputError, match="a layer is missing"):
+        run(rows, full=True, cuts=[5, 20])
+
+    run(rows, full=False, cuts=[5, 20])  # a writer may see a part of the rows
+
+
+def test_a_first_step_begins_at_the_first_layer() -> None:
+    with pytest.raises(InputError, match="row 0, column 'moe_layer'.*a layer is missing"):
+        run(without(small_rows(HEADER), step=0, layer=0), full=True, cuts=[])
+
+
+def test_rows_that_end_in_the_middle_of_a_step_are_refused() -> None:
+    rows = small_rows(HEADER)
+    whole, cut = RowCheck(HEADER, "t", full=True), RowCheck(HEADER, "t", full=True)
+    whole.check(rows)
+    cut.check(without(rows, step=int(rows.step[-1]), layer=2))
+
+    whole.finish()
+    with pytest.raises(InputError, match="ends at MoE layer 1 of 2"):
+        cut.finish()
 
 
 def test_expert_0_alone_is_no_padding() -> None:
