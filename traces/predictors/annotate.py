@@ -93,10 +93,10 @@ def annotate(trace: str | Path, out: str | Path, predictor: Predictor, model: An
     Raises `InputError` where the trace lacks what the predictor needs.
     """
     reader = TraceReader(trace, with_scores=True)
+    made: Iterator[Predictions]
     if isinstance(predictor, BatchPredictor):
-        made = (
-            (batch.n_tokens, batch.predicted) for batch in Annotated(reader, predictor).batches()
-        )
+        batches = Annotated(reader, predictor).batches()
+        made = ((batch.n_tokens, batch.predicted) for batch in batches)
     elif model is None:
         raise InputError(
             f"predictor '{predictor.kind}' works inside a model, and none is given",
