@@ -18,6 +18,8 @@ from moetier.experiments.runs import Digest, outcome, setting_of
 from moetier.experiments.sources import open_trace_file
 from moetier.sim.records import OnColumns, RecordWriter
 from moetier.traces.errors import InputError
+from moetier.traces.predictors import create
+from moetier.traces.predictors.base import Predictor
 from moetier.traces.samples import moe_tiny_path
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def run_live(
             questions_of(config),
             Extras(asked.batch_size, asked.long_prompts, asked.long_tokens, asked.max_new_tokens),
             sinks=sinks,
+            predictor=_predictor(config),
             popularity=popularity or None,
             plain_folder=cache_folder(),
             progress=progress,
@@ -103,6 +106,9 @@ def live_key(config: RunConfig) -> dict[str, str]:
         with inside("evaluate.prompts"):
             content = find_file(config.evaluate.prompts).read_bytes()
         found["prompts"] = hashlib.sha256(content).hexdigest()
+    if isinstance(config.predictor, str) and config.predictor.endswith(".safetensors"):
+        content = Path(_predictor_file(config.predictor)).read_bytes()
+        found["predictor"] = hashlib.sha256(content).hexdigest()
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is not None:
             found[package] = version(package)
@@ -118,6 +124,21 @@ def questions_of(config: RunConfig) -> list[Question]:
         return tiny_questions(asked.items, asked.seed)
     with inside("evaluate.prompts"):
         return read_questions(find_file(asked.prompts))[: asked.items]
+
+
+def _predictor(config: RunConfig) -> str | Predictor | None:
+    """Return the predictor of *config*: its kind, its checkpoint, or itself."""
+    if isinstance(config.predictor, dict):
+        return create(config.predictor, "predictor")
+    return config.predictor and _predictor_file(config.predictor)
+
+
+def _predictor_file(text: str) -> str:
+    """Return *text* with the path of a checkpoint resolved."""
+    if not text.endswith(".safetensors"):
+        return text
+    with inside("predictor"):
+        return str(find_file(text))
 
 
 def cache_folder() -> Path:

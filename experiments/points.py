@@ -103,7 +103,9 @@ def key_of(config: RunConfig) -> str:
     if config.live is not None:
         data.pop("live")
         data["evaluate"].pop("prompts")
-        data["source"] = live_key(config)
+        found = data["source"] = live_key(config)
+        if "predictor" in found:  # a file, which counts by its content
+            data.pop("predictor")
     else:
         with inside("source"):
             opened = open_source(config)

@@ -9,7 +9,7 @@ into loops. The plain model does the same, once for all policies, and is compare
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from moetier.sim.machine.base import OnSpan
+from moetier.sim.machine.hierarchy import build_hierarchy
 from moetier.sim.planner import OnPlan
 from moetier.sim.policy.base import Miss, Precision, Prefetch, Routing
-from moetier.sim.policy.compose import Policy
+from moetier.sim.policy.compose import Policy, compose
 from moetier.sim.records import OnColumns
 from moetier.sim.run import Result, Setting, set_up
 from moetier.sim.warnings import limitations, warnings_of
@@ -28,7 +29,10 @@ from moetier.traces.capture.load import load_model
 from moetier.traces.capture.probe import probe
 from moetier.traces.columns import ColumnSource
 from moetier.traces.errors import InputError
-from moetier.traces.live import LiveModel, LivePredictor
+from moetier.traces.live import LiveModel
+from moetier.traces.predictors.base import Predictor
+from moetier.traces.predictors.learn.checkpoint import find_predictor
+from moetier.traces.predictors.learn.running import attached
 from moetier.traces.samples.tasks import Item
 from moetier.traces.schema import Header
 from moetier.validate.evaluate_arms import Asked, Count, Extras, first_difference
@@ -65,7 +69,7 @@ def evaluate(
     items: Sequence[Question | Item | str],
     extras: Extras | None = None,
     *,
-    predictor: LivePredictor | None = None,
+    predictor: str | Predictor | None = None,
     sinks: Sequence[OnColumns] = (),
     on_plan: OnPlan | None = None,
     on_span: OnSpan | None = None,
@@ -80,7 +84,8 @@ def evaluate(
         setting: As for `simulate`.
         items: Questions, items of moe-tiny's tasks, or plain prompts, whose answers are not known.
         extras: How they are asked.
-        predictor: Fills the batches' predictions for policies that use them.
+        predictor: For policies that use predictions: a predictor, a kind of one that needs no
+            training, or a checkpoint of one.
         sinks: Hear of the records, as `on_plan` and `on_span` hear of decisions and lanes.
         on_plan: See there.
         on_span: See there.
@@ -109,15 +114,22 @@ def evaluate(
             seen = probe(model)
             prompts = [question.prompt for question in questions]
             header = build_header(model, tokenizer, prompts, seen, setting.seed)
+            told = find_predictor(predictor, model) if isinstance(predictor, str) else predictor
+            if told is not None:
+                entries = told.entries(header.geometry)
+                header = header.model_copy(update={"predictors": entries})
+            _check_predictor(setting, told)
             asked = Asked(model, tokenizer, questions, how)
             stage = set_up(header, setting, asked.extent(), has_future=False)
             driver = Driver(
                 stage, setting, sinks=sinks, on_plan=on_plan, on_span=on_span, popularity=popularity
             )
-            live = LiveModel(model, seen, predictor, with_scores=_reads_scores(stage.policy))
             plain = Plain(model, header.provenance.model_fingerprint or "", plain_folder)
             count = Count(progress, 2 * (len(questions) + len(asked.long)))
-            found = asked.run(live, driver, count)
+            with attached(told, model) if told is not None else nullcontext() as running:
+                scores = _reads_scores(stage.policy) or running is not None
+                live = LiveModel(model, seen, running, with_scores=scores)
+                found = asked.run(live, driver, count)
             elapsed = driver.finish()
             without = asked.run_plain(plain, count)
             difference = first_difference(found, without)
@@ -137,7 +149,10 @@ def evaluate(
     return Evaluation(
         metrics=metrics,
         warnings=warnings_of(stage.policy, stage.layout, stage.capacities[0], top_k, metrics),
-        known_limitations=_limitations(header, setting, stage.policy, stage.expert_ops, how),
+        known_limitations=[
+            *_limitations(header, setting, stage.policy, stage.expert_ops, how),
+            *([told.assumption] if told is not None and told.assumption else []),
+        ],
         elapsed_ns=elapsed,
         stage=stage,
         header=header,
@@ -151,6 +166,22 @@ def _question(item: Question | Item | str) -> Question:
     if isinstance(item, Item):
         return from_items([item])[0]
     return Question(item) if isinstance(item, str) else item
+
+
+def _check_predictor(setting: Setting, predictor: Predictor | None) -> None:
+    """Raise `InputError` where a policy reads predictions and nobody makes them."""
+    cached = build_hierarchy(setting.profile, setting.tiers, setting.exclusive).cached
+    policy = compose(setting.policy, cached)
+    readers = [part for part in policy.parts if part.uses_predictions]
+    if readers and predictor is None:
+        named = next((part.predictor for part in readers if part.predictor), None)
+        raise InputError(
+            f"policy '{policy.name}' reads predictions"
+            + (f" of '{named}'" if named else "")
+            + ", and no predictor runs beside the model",
+            where="predictor",
+            way_out="give a kind, or a checkpoint that `moetier train-predictor` made",
+        )
 
 
 def _reads_scores(policy: Policy) -> bool:

@@ -16,7 +16,7 @@ from moetier.sim.machine.base import Machine, OnSpan
 from moetier.sim.machine.simulated import SimMachine
 from moetier.sim.metrics import Metrics
 from moetier.sim.plan import LayerPlan
-from moetier.sim.planner import OnPlan, Planner
+from moetier.sim.planner import OnPlan
 from moetier.sim.policy.compose import Policy
 from moetier.sim.records import OnColumns, Recorder
 from moetier.sim.run import MachineFactory, Setting, Stage, count
@@ -45,12 +45,8 @@ class Driver:
         self.metrics = Metrics(setting.warmup_steps)
         self.machine: Machine = machine(stage.hierarchy, stage.costs, stage.layout, on_span)
         self._recorder = Recorder(stage.layout, stage.energy, [self.metrics, *sinks])
-        self._planner = Planner(
-            stage.policy,
-            stage.layout,
-            stage.capacities,
-            exclusive=setting.exclusive,
-            seed=setting.seed,
+        self._planner = stage.planner(
+            setting,
             popularity=count(popularity, stage.layout) if popularity is not None else None,
             lateness=self.machine,
             on_plan=on_plan,

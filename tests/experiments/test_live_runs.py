@@ -155,6 +155,34 @@ def test_a_key_follows_model_questions_and_policy(
     assert key_of(config_of(live=one, name="x")) == keys[0]
 
 
+def test_a_predictor_counts_by_kind_or_content(folder: Callable[..., Path], tmp_path: Path) -> None:
+    live, file = str(folder()), tmp_path / "p.safetensors"
+    file.write_bytes(b"abc")
+    keys = [
+        key_of(config_of(live=live)),
+        key_of(config_of(live=live, predictor="router-reuse")),
+        key_of(config_of(live=live, predictor={"kind": "router-reuse", "horizons": [1, 2]})),
+        key_of(config_of(live=live, predictor=str(file))),
+    ]
+    file.write_bytes(b"abd")
+    keys.append(key_of(config_of(live=live, predictor=str(file))))
+
+    assert len(set(keys)) == len(keys)
+    with pytest.raises(InputError, match=r"predictor: no\.safetensors: no such file"):
+        key_of(config_of(live=live, predictor="no.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("predictor", ["router-reuse", {"kind": "router-reuse", "horizons": [1]}])
+def test_a_predictor_runs_beside_the_model(models: None, predictor: Any) -> None:
+    policy = {"prefetch": "predicted"}
+    result, failure = run_live(config_of(policy=policy, predictor=predictor))
+
+    assert failure is None
+    assert result["lossless"] is True
+    assert result["prefetch_issued"] > 0
+
+
 def test_the_key_holds_the_versions_that_compute(models: None) -> None:
     assert {"checkpoint", "torch", "transformers"} == set(live_key(config_of()))
 

@@ -22,14 +22,16 @@ from moetier.traces.batch import DECODE, LayerBatch  # noqa: E402
 from moetier.traces.capture.load import load_model  # noqa: E402
 from moetier.traces.errors import InputError  # noqa: E402
 from moetier.traces.geometry import load_geometry  # noqa: E402
+from moetier.traces.predictors import create  # noqa: E402
 from moetier.traces.samples import moe_tiny_path  # noqa: E402
 from moetier.traces.samples.tasks import held_out_items  # noqa: E402
 from moetier.traces.synthetic import Synthetic  # noqa: E402
 from moetier.validate import evaluate_plain  # noqa: E402
 from moetier.validate.accuracy import answer_nll, exact_match  # noqa: E402
 from moetier.validate.evaluate import Evaluation, Loaded, evaluate, one_thread  # noqa: E402
-from moetier.validate.evaluate_arms import Extras  # noqa: E402
+from moetier.validate.evaluate_arms import Extras, Found, first_difference  # noqa: E402
 from moetier.validate.evaluate_questions import Question, tiny_questions  # noqa: E402
+from moetier.validate.live_generate import Output  # noqa: E402
 
 SHORT = Extras(long_prompts=0)
 PHONE = load_profile("phone-ufs4")
@@ -213,6 +215,32 @@ def test_a_wrong_answer_is_scored_along_the_true_one(tiny: Loaded) -> None:
     assert found.metrics["accuracy_by_task"]["copy"]["n"] == 2
 
 
+@pytest.mark.slow
+def test_a_predictor_beside_the_model_serves_a_lossless_policy(tiny: Loaded) -> None:
+    found = run(tiny, {"prefetch": "predicted"}, 6, predictor="router-reuse")
+
+    assert found.metrics["lossless"] is True
+    assert found.metrics["prefetch_issued"] > 0
+    assert found.metrics["prefetch_precision"] > 0.5
+    assert found.header.predictors[0].name == "router-reuse"
+
+
+@pytest.mark.slow
+def test_speculation_runs_what_was_predicted(tiny: Loaded) -> None:
+    policy = {"preset": "speculating-experts", "prefetch": "predicted"}
+    found = run(tiny, policy, 6, predictor=create({"kind": "router-reuse", "horizons": [1]}))
+
+    assert found.metrics["lossless"] is False
+    assert found.failure is None
+    assert found.metrics["nll_difference"]["mean"] != 0
+
+
+def test_a_policy_that_reads_predictions_needs_a_predictor(tiny: Loaded) -> None:
+    problem = "predictor: policy 'speculating-experts' reads predictions of 'default-vector', and"
+    with pytest.raises(InputError, match=problem):
+        run(tiny, "speculating-experts")
+
+
 def test_an_oracle_is_refused(tiny: Loaded) -> None:
     with pytest.raises(InputError, match=r"'belady' is an oracle: .* a live model does not have"):
         run(tiny, "belady")
@@ -298,3 +326,26 @@ def test_a_checkpoint_may_be_a_path() -> None:
 
     assert found.metrics["lossless"] is True
     assert math.isfinite(found.elapsed_ns)
+
+
+def test_the_first_difference_is_named() -> None:
+    def arm(*outputs: Output, long: tuple[Output, ...] = ()) -> Found:
+        return Found(list(outputs), list(long), [])
+
+    a, b = Output((1, 2), (), "x"), Output((1, 3), (), "x")
+    c, d = Output((1, 2, 3), (), "x"), Output((1, 2), (), "y")
+
+    assert first_difference(arm(a), arm(a)) is None
+    assert first_difference(arm(a, a), arm(a, b)) == "token 2 of item 2 is not the plain model's"
+    assert first_difference(arm(a), arm(c)) == "token 3 of item 1 is not the plain model's"
+    assert (
+        first_difference(arm(a, long=(a,)), arm(a, long=(d,)))
+        == "the logits of long text 1 are not bit for bit the plain model's"
+    )
+
+
+def test_items_of_the_tasks_may_be_given_as_they_are(tiny: Loaded) -> None:
+    found = evaluate(tiny, setting(), held_out_items(1)[:1], SHORT)
+
+    assert found.metrics["accuracy"] == 1
+    assert set(found.metrics["accuracy_by_task"]) == {"add"}

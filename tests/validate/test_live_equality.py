@@ -17,6 +17,7 @@ from moetier.sim.run import Setting, simulate  # noqa: E402
 from moetier.traces.capture.load import load_model  # noqa: E402
 from moetier.traces.capture.run import capture  # noqa: E402
 from moetier.traces.io import TraceReader  # noqa: E402
+from moetier.traces.predictors import create  # noqa: E402
 from moetier.traces.samples import moe_tiny_path  # noqa: E402
 from moetier.traces.samples.tasks import held_out_items  # noqa: E402
 from moetier.validate.evaluate import Loaded, evaluate  # noqa: E402
@@ -31,6 +32,7 @@ POLICIES: list[Any] = [
     {"preset": "previous-token", "eviction": "fifo"},
     "on-demand-uncached",
     "fiddler",
+    {"prefetch": {"kind": "predicted", "predictor": "router-reuse"}},
 ]
 TOKENS = 6
 
@@ -80,7 +82,10 @@ def case(request: Any, tmp_path_factory: Any) -> tuple[Loaded, list[str], int, P
     path = tmp_path_factory.mktemp("trace") / "t.parquet"
     kept = torch.get_num_threads()
     torch.set_num_threads(1)
-    capture(loaded.model, loaded.tokenizer, prompts, path, max_new_tokens=TOKENS, batch_size=size)
+    capture(
+        loaded.model, loaded.tokenizer, prompts, path,
+        max_new_tokens=TOKENS, batch_size=size, predictor=create("router-reuse"),
+    )  # fmt: skip
     torch.set_num_threads(kept)
     return loaded, prompts, size, path
 
@@ -109,7 +114,11 @@ def test_the_decision_log_and_all_figures_are_the_same(
         TraceReader(path, with_scores=True), setting, on_plan=lambda p: recorded.append(entry(p))
     )
     extras = Extras(batch_size=size, long_prompts=0, max_new_tokens=TOKENS)
-    model = evaluate(loaded, setting, prompts, extras, on_plan=lambda p: live.append(entry(p)))
+    predictor = "router-reuse" if "router-reuse" in str(policy) else None
+    model = evaluate(
+        loaded, setting, prompts, extras, predictor=predictor,
+        on_plan=lambda p: live.append(entry(p)),
+    )  # fmt: skip
 
     assert live == recorded
     assert model.failure is None
