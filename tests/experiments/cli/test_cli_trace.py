@@ -146,14 +146,16 @@ def test_capture_passes_everything_on(
     words = ("--model", "m", "--prompts", "p.txt", "--out", tmp_path / "t.parquet", "--hidden")
 
     result = moetier(
-        "capture", *words, "--max-new-tokens", 3, "--device-map", "auto", "--batch-size", 2
-    )
+        "capture", *words, "--max-new-tokens", 3, "--device-map", "auto", "--batch-size", 2,
+        "--predictor", "router-reuse",
+    )  # fmt: skip
 
     assert result.stdout.strip() == str(tmp_path / "t.parquet")
     seen.pop("progress")
     assert seen == {
         "model": "m", "prompts": Path("p.txt"), "out": tmp_path / "t.parquet", "hidden": True,
         "max_new_tokens": 3, "device_map": "auto", "batch_size": 2, "seed": 0,
+        "predictor": "router-reuse",
     }  # fmt: skip
 
 
