@@ -27,6 +27,9 @@ from moetier.traces.errors import InputError
 from moetier.traces.formats import FORMATS
 from moetier.traces.geometry import load_geometry
 
+OWN = "own"
+"""As a popularity: that of the run's own routing, which nobody knows in advance."""
+
 SOURCES = ("trace", "synthetic", "live")
 SWEEP_KEYS = ("base", "sweep", "zip", "plots")
 
@@ -73,11 +76,11 @@ class SyntheticConfig(_Block):
     """Made-up routing: see `moetier.traces.synthetic.Synthetic` for what the numbers mean."""
 
     geometry: str  # the name of a published model
-    prompt: int = Field(default=0, ge=0)
-    tokens: int = Field(default=128, ge=0)
-    context: int = Field(default=0, ge=0)
-    requests: int = Field(default=1, ge=1)
-    skew: float = Field(default=1.0, ge=0)
+    prompt: int = Field(default=0, ge=0, le=10_000_000)
+    tokens: int = Field(default=128, ge=0, le=10_000_000)
+    context: int = Field(default=0, ge=0, le=10_000_000)
+    requests: int = Field(default=1, ge=1, le=10_000)
+    skew: float = Field(default=1.0, ge=0, le=10, allow_inf_nan=False)
     reuse: float = Field(default=0.3, ge=0, le=1)
     layer_correlation: float = Field(default=0.0, ge=0, le=1)
     seed: int = Field(default=0, ge=0)
@@ -121,7 +124,7 @@ class RunConfig(_Block):
     tiers: list[str] | None = None
     exclusive: bool = False
     seed: int = Field(default=0, ge=0)
-    popularity: str | None = None  # a trace whose counts a `static` part uses
+    popularity: str | None = None  # a trace whose counts a `static` part uses, or `own`
     predictor: str | dict[str, Any] | None = None  # whose predictions the batches carry
     measure: MeasureConfig = MeasureConfig()
     kv_bytes: int = Field(default=2, ge=1, le=4)  # of one number in the key/value cache
@@ -133,6 +136,8 @@ class RunConfig(_Block):
         if len(given) != 1:
             got = " and ".join(given) or "none"
             raise ValueError(f"expected one routing source of {', '.join(SOURCES)}, got {got}")
+        if self.popularity == OWN and self.live is not None:
+            raise ValueError("a live model has no routing of its `own` yet; name a trace")
         if "evaluate" in self.model_fields_set and self.live is None:
             raise ValueError("`evaluate` says what a live model is asked, and none is given")
         if self.model is not None and self.trace is None:
@@ -186,7 +191,8 @@ def check_run(data: dict[str, Any], where: str) -> RunConfig:
         if config.synthetic is not None:
             with inside("synthetic.geometry"):
                 load_geometry(config.synthetic.geometry)
-        named = {"trace": config.trace, "popularity": config.popularity}
+        popularity = None if config.popularity == OWN else config.popularity
+        named = {"trace": config.trace, "popularity": popularity}
         for key, file in (named | {"evaluate.prompts": config.evaluate.prompts}).items():
             if file is not None:
                 with inside(key):

@@ -13,6 +13,7 @@ from typing import Any
 
 import moetier
 from moetier.experiments.config import (
+    OWN,
     RunConfig,
     check_run,
     load_hardware,
@@ -112,7 +113,7 @@ def key_of(config: RunConfig) -> str:
         data["source"] = opened.fingerprint
         data["geometry"] = opened.source.header.geometry.model_dump(mode="json")
     data["hardware"] = _profile(config.hardware)
-    if config.popularity is not None:
+    if config.popularity not in (None, OWN):
         with inside("popularity"):
             data["popularity"] = open_trace_file(config.popularity).fingerprint
     text = json.dumps([moetier.__version__, data], sort_keys=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import moetier
-from moetier.experiments.config import RunConfig, load_hardware
+from moetier.experiments.config import OWN, RunConfig, load_hardware
 from moetier.experiments.files import inside
 from moetier.experiments.resolve import resolved
 from moetier.experiments.sources import open_source, open_trace_file
@@ -18,7 +18,7 @@ from moetier.experiments.timeline import TimelineWriter
 from moetier.sim.hardware import Profile
 from moetier.sim.records import Columns, OnColumns, RecordWriter
 from moetier.sim.run import Result as SimResult
-from moetier.sim.run import Setting, simulate
+from moetier.sim.run import Setting, TraceSource, simulate
 
 
 class Digest:
@@ -78,9 +78,7 @@ def run(
         if timeline is not None:
             label = f"{profile.name} (simulated)"
             on_span = stack.enter_context(TimelineWriter(timeline, label))
-        popularity = (
-            None if config.popularity is None else open_trace_file(config.popularity).source
-        )
+        popularity = _popularity(config, opened.source)
         result = simulate(
             opened.source,
             setting_of(config, profile),
@@ -92,12 +90,20 @@ def run(
     return outcome(config, result, opened.fingerprint, digest.hex())
 
 
+def _popularity(config: RunConfig, own: TraceSource) -> TraceSource | None:
+    """Return the trace whose counts a static part uses; `own` is the run's own routing."""
+    if config.popularity == OWN:
+        return own
+    return None if config.popularity is None else open_trace_file(config.popularity).source
+
+
 def outcome(config: RunConfig, result: SimResult, fingerprint: str, digest: str) -> dict[str, Any]:
     """Return all that *result* says, of a source and records with these fingerprints."""
     stage = result.stage
     full = resolved(config)
     full["weights"] = stage.weights
     full["tiers"] = list(stage.hierarchy.names)
+    own = "popularity is that of the run itself, which nobody knows in advance"
     return {
         **result.metrics,
         "elapsed_ms": result.elapsed_ns / 1e6,
@@ -105,7 +111,7 @@ def outcome(config: RunConfig, result: SimResult, fingerprint: str, digest: str)
         "expert_bytes_total": stage.budget.stored,
         "uniform_slices": len(set(stage.layout.nbytes)) == 1,
         "warnings": result.warnings,
-        "known_limitations": result.known_limitations,
+        "known_limitations": result.known_limitations + [own] * (config.popularity == OWN),
         "config": full,
         "provenance": {
             "moetier": moetier.__version__,

@@ -92,6 +92,7 @@ class Metrics:
             "compulsory_miss_rate": _ratio(dec["compulsory"], dec["lookups"]),
             "hit_rate_decode": _hit(dec),
             "hit_rate_cumulative": _hit(total),
+            "decode_bytes_looked_up": dec["lookup_bytes"],
             "lookups": total["lookups"],
             "misses": total["misses"],
             "compulsory_misses": total["compulsory"],

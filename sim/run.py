@@ -215,7 +215,12 @@ def simulate(
     return Result(
         metrics=found,
         warnings=warnings_of(
-            stage.policy, stage.layout, stage.capacities[0], source.header.geometry.top_k, found
+            stage.policy,
+            stage.layout,
+            stage.capacities[0],
+            source.header.geometry.top_k,
+            found,
+            profiled=popularity is not None,
         ),
         known_limitations=[
             *limitations(source.header, setting.profile, stage.policy, stage.expert_ops),

@@ -17,7 +17,7 @@ def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: in
     """Return what a simulated run took for granted, one sentence each."""
     found = ["time and energy are modelled, not measured"]
     if profile.identity is None:
-        found.append(f"compute on '{profile.name}' is a roofline over data-sheet peaks")
+        found.append(f"compute on '{profile.name}' is a roofline over the peaks of its profile")
     unverified = _blocks(profile, "unverified")
     if unverified:
         found.append(f"unverified numbers in '{profile.name}': {', '.join(unverified)}")
@@ -46,10 +46,20 @@ def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: in
 
 
 def warnings_of(
-    policy: Policy, layout: Layout, capacity: int, top_k: int, metrics: Mapping[str, Any]
+    policy: Policy,
+    layout: Layout,
+    capacity: int,
+    top_k: int,
+    metrics: Mapping[str, Any],
+    profiled: bool = True,
 ) -> list[str]:
-    """Return what looks wrong about a finished run."""
+    """Return what looks wrong about a finished run; *profiled*: was there a `popularity`?"""
     found = []
+    if not profiled and any(part.needs_popularity for part in policy.parts):
+        found.append(
+            "no profile: the static set is the first experts of every layer, which are no better "
+            "than any; name a trace with `popularity:`"
+        )
     experts = [
         layout.nbytes[first : first + layout.n_parts]
         for first in range(0, len(layout.nbytes), layout.layer_slices)
@@ -60,9 +70,15 @@ def warnings_of(
     cliff = token - max(top_k * sum(parts) - min(parts) for parts in experts)
     fetches_all = not policy.miss.computes_below and not policy.miss.alters_output
     evicts_oldest = type(policy.eviction[0]).__name__ in ("LRU", "FIFO")
-    if capacity < cliff and evicts_oldest and fetches_all and not metrics["prefetch_issued"]:
+    # A batch of requests, or a step, uses more than one token does; how much, the run has shown.
+    steps = metrics["decode_steps"]
+    step = metrics["decode_bytes_looked_up"] // steps if steps else 0
+    starved = metrics["hit_rate_decode"] == 0 and steps > 1 and capacity < step
+    token = max(token, step)
+    oldest_goes = evicts_oldest and fetches_all and not metrics["prefetch_issued"]
+    if oldest_goes and (capacity < cliff or starved):
         found.append(
-            f"{type(policy.eviction[0]).__name__} cliff: one token's experts take "
+            f"{type(policy.eviction[0]).__name__} cliff: one step's experts take "
             f"{format_bytes(token)}, the cache {format_bytes(capacity)}; "
             "by the time a layer comes round again its experts are gone, so nothing hits"
         )

@@ -11,13 +11,16 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, get_origin
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from moetier.traces.errors import InputError, nearest
 
 T = TypeVar("T")
+
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
 E = TypeVar("E", bound=Callable[..., Any])
 
 
@@ -120,4 +123,9 @@ def _signature(entry: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
 
 def _spell(hint: Any) -> str:
     TypeAdapter(hint)  # a hint that cannot be checked is a bug of the extension
+    if get_origin(hint) is Annotated:
+        limits = [
+            f">= {limit.ge}" for limit in hint.__metadata__[0].metadata if hasattr(limit, "ge")
+        ]
+        return " ".join([hint.__origin__.__name__, *limits])
     return str(hint).replace("typing.", "")

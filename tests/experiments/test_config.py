@@ -90,7 +90,7 @@ def test_a_capacity_reads_back_as_it_was(value: int | Fraction) -> None:
         ({"hardware": "no/such.yaml"}, "hardware: no/such.yaml: no such file"),
         ({"synthetic__geometry": "gpt-9"}, "synthetic.geometry: unknown model 'gpt-9'; known:"),
         ({"policy": "lazy"}, "policy: unknown policy 'lazy'; presets: on-demand"),
-        ({"policy__evict": "lru"}, "policy: unknown seam 'evict'; did you mean 'eviction'? seams: routing"),
+        ({"policy__evict": "lru"}, "policy: unknown seam 'evict'; did you mean 'eviction'? seams:"),
         ({"policy__eviction": "lruu"}, "policy.eviction: unknown eviction 'lruu'; did you mean"),
         ({"weights": "q3"}, "weights: unknown weights 'q3'; known: bf16"),
         ({"tiers": ["dram", "nvme"]}, "tiers: 'phone-ufs4' has no tier 'nvme'"),

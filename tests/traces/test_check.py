@@ -147,7 +147,7 @@ def test_a_step_that_leaves_out_a_layer_is_refused(layer: int) -> None:
 
 
 def test_a_first_step_begins_at_the_first_layer() -> None:
-    with pytest.raises(InputError, match="row 0, column 'moe_layer'.*a layer is missing"):
+    with pytest.raises(InputError, match=r"row 0, column 'moe_layer'.*a layer is missing"):
         run(without(small_rows(HEADER), step=0, layer=0), full=True, cuts=[])
 
 

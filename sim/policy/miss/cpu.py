@@ -7,6 +7,7 @@ from collections import Counter
 from moetier.sim.policy.base import Miss, Missed
 from moetier.sim.policy.seams import miss
 from moetier.traces.batch import LayerBatch
+from moetier.traces.registry import Natural
 
 
 @miss.register("cpu")
@@ -19,7 +20,7 @@ class Cpu(Miss):
 
     computes_below = True
 
-    def __init__(self, max_tokens: int = 0) -> None:
+    def __init__(self, max_tokens: Natural = 0) -> None:
         self.max_tokens = max_tokens
 
     def resolve(self, missing: list[int], batch: LayerBatch) -> Missed:

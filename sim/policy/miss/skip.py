@@ -5,6 +5,7 @@ from __future__ import annotations
 from moetier.sim.policy.base import Miss, Missed
 from moetier.sim.policy.seams import miss
 from moetier.traces.batch import DECODE, LayerBatch
+from moetier.traces.registry import Natural
 
 
 @miss.register("skip")
@@ -18,7 +19,7 @@ class Skip(Miss):
 
     alters_output = True
 
-    def __init__(self, renormalise: bool = False, keep: int = 0) -> None:
+    def __init__(self, renormalise: bool = False, keep: Natural = 0) -> None:
         self.renormalise, self.keep = renormalise, keep
 
     def resolve(self, missing: list[int], batch: LayerBatch) -> Missed:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from moetier.sim.policy.base import Context, Prefetch
 from moetier.sim.policy.seams import prefetch
 from moetier.traces.batch import LayerBatch
+from moetier.traces.registry import Natural, Positive
 
 
 @prefetch.register("oracle")
@@ -15,7 +16,7 @@ class Oracle(Prefetch):
 
     needs_future = True
 
-    def __init__(self, depth: int = 1, budget: int = 0) -> None:
+    def __init__(self, depth: Positive = 1, budget: Natural = 0) -> None:
         self.depth, self.budget = depth, budget
 
     def start(self, context: Context) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from moetier.sim.policy.base import Context, Prefetch
 from moetier.sim.policy.seams import prefetch
 from moetier.traces.batch import LayerBatch
+from moetier.traces.registry import Natural, Positive
 
 
 @prefetch.register("predicted")
@@ -23,7 +24,11 @@ class Predicted(Prefetch):
     uses_predictions = True
 
     def __init__(
-        self, predictor: str | None = None, depth: int = 1, budget: int = 0, cancel: bool = False
+        self,
+        predictor: str | None = None,
+        depth: Positive = 1,
+        budget: Natural = 0,
+        cancel: bool = False,
     ) -> None:
         self.predictor, self.depth, self.budget, self.cancel = predictor, depth, budget, cancel
         self.horizons = tuple(range(1, depth + 1))

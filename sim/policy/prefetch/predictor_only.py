@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moetier.sim.policy.base import Prefetch
 from moetier.sim.policy.seams import prefetch
+from moetier.traces.registry import Positive
 
 
 @prefetch.register("predictor-only")
@@ -12,6 +13,6 @@ class PredictorOnly(Prefetch):
 
     uses_predictions = True
 
-    def __init__(self, predictor: str | None = None, depth: int = 1) -> None:
+    def __init__(self, predictor: str | None = None, depth: Positive = 1) -> None:
         self.predictor = predictor
         self.horizons = tuple(range(1, depth + 1))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from moetier.sim.policy.base import Context, Prefetch
 from moetier.sim.policy.seams import prefetch
 from moetier.traces.batch import LayerBatch
+from moetier.traces.registry import Natural, Positive
 
 
 @prefetch.register("previous-token")
@@ -17,7 +18,7 @@ class PreviousToken(Prefetch):
     With *cancel* a queued prefetch is withdrawn once its layer has run without it.
     """
 
-    def __init__(self, depth: int = 1, budget: int = 0, cancel: bool = False) -> None:
+    def __init__(self, depth: Positive = 1, budget: Natural = 0, cancel: bool = False) -> None:
         self.depth, self.budget, self.cancel = depth, budget, cancel
         self.asks_lateness = cancel
 

@@ -10,6 +10,7 @@ from moetier.sim.policy.base import Context, Prefetch
 from moetier.sim.policy.prefetch.predicted import ranked
 from moetier.sim.policy.seams import prefetch
 from moetier.traces.batch import LayerBatch
+from moetier.traces.registry import Positive
 
 
 @prefetch.register("window-aware")
@@ -28,8 +29,8 @@ class WindowAware(Prefetch):
     def __init__(
         self,
         predictor: str | None = None,
-        depth: int | list[int] = 1,
-        max_candidates: int = 8,
+        depth: Positive | list[Positive] = 1,
+        max_candidates: Positive = 8,
         bandwidth: Literal["measured", "profile"] = "measured",
     ) -> None:
         self.predictor, self.max_candidates = predictor, max_candidates
