@@ -15,7 +15,7 @@ def capture(
     ],
     out: Annotated[Path, typer.Option(help="The trace to write (.parquet).")],
     hidden: Annotated[
-        bool, typer.Option("--hidden", help="Also store what each router read.")
+        bool, typer.Option("--hidden", help="Also store what each router read, for training.")
     ] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt.")] = 64,
     device_map: Annotated[
