@@ -43,6 +43,7 @@ QUANTITIES: dict[str, Quantity] = {
     "compulsory_miss_rate": Quantity("compulsory misses", _SHARE, per="decode lookups"),
     "hit_rate_decode": Quantity("hit rate, decode", _SHARE, "higher", per="decode lookups"),
     "hit_rate_cumulative": Quantity("hit rate", _SHARE, "higher", per="prefill + decode lookups"),
+    "decode_bytes_looked_up": Quantity("bytes looked up", "GB", scale=_GB, per="decode"),
     "bytes_read_total": Quantity("bytes read", "GB", scale=_GB, per="prefill + decode"),
     "bytes_per_token": Quantity("bytes read per token", "MB", scale=_MB, per="decoded tokens"),
     "demand_bytes": Quantity("bytes fetched on demand", "GB", scale=_GB),

@@ -74,12 +74,12 @@ def warnings_of(
     steps = metrics["decode_steps"]
     step = metrics["decode_bytes_looked_up"] // steps if steps else 0
     starved = metrics["hit_rate_decode"] == 0 and steps > 1 and capacity < step
-    token = max(token, step)
+    unit, used = ("step", step) if starved and step > token else ("token", token)
     oldest_goes = evicts_oldest and fetches_all and not metrics["prefetch_issued"]
     if oldest_goes and (capacity < cliff or starved):
         found.append(
-            f"{type(policy.eviction[0]).__name__} cliff: one step's experts take "
-            f"{format_bytes(token)}, the cache {format_bytes(capacity)}; "
+            f"{type(policy.eviction[0]).__name__} cliff: one {unit}'s experts take "
+            f"{format_bytes(used)}, the cache {format_bytes(capacity)}; "
             "by the time a layer comes round again its experts are gone, so nothing hits"
         )
     prefetches = type(policy.prefetch).candidates is not Prefetch.candidates

@@ -12,6 +12,7 @@ from moetier.sim.policy.compose import presets
 from moetier.sim.policy.seams import SEAMS
 from moetier.traces.geometry import published
 from moetier.traces.importers import IMPORTERS
+from moetier.traces.predictors import PREDICTORS
 
 
 def test_every_registered_part_is_listed() -> None:
@@ -47,7 +48,7 @@ def test_parts_come_with_parameters() -> None:
         ("hardware", profile_names()),
         ("models", published()),
         ("importers", IMPORTERS.names()),
-        ("predictors", []),
+        ("predictors", PREDICTORS.names()),
     ],
 )
 def test_every_name_is_listed(kind: str, names: list[str]) -> None:

@@ -309,3 +309,23 @@ def test_random_warm_up_fills_the_cache() -> None:
 
     assert found.column("warmup_bytes")[2] > 0
     assert np.all(found.records["resident_bytes"] <= 200)
+
+
+def test_a_batch_that_starves_is_told_with_what_a_step_takes() -> None:
+    header = toy_header(40, layers=2, n_experts=4)
+    steps = [[[[0], [0]], [[1], [1]]], [[[2], [2]], [[3], [3]]]] * 3
+    source = toy_trace(header, steps)
+
+    found = run(source, toy_profile(), capacity={"hbm": 120})
+
+    assert found.metrics["hit_rate_decode"] == 0
+    assert any("one step's experts take 160 B" in text for text in found.result.warnings)
+
+
+def test_a_static_set_without_a_profile_is_told() -> None:
+    header = toy_header(40, n_experts=3)
+    source = toy_trace(header, [[[0]], [[1]], [[2]]])
+
+    found = run(source, toy_profile(), {"eviction": "static"}, capacity={"hbm": 80})
+
+    assert any("no profile" in text for text in found.result.warnings)
