@@ -30,6 +30,8 @@ SAMPLE = "moe-tiny"
 CACHE = "MOETIER_CACHE"
 """The variable that says where runs of plain models are kept."""
 
+PACKAGES = ("torch", "transformers")
+
 _CHUNK = 1 << 24
 _CONTENT = (".safetensors", ".json", ".bin", ".model", ".txt", ".jinja")
 
@@ -73,7 +75,9 @@ def run_live(
             plain_folder=cache_folder(),
             progress=progress,
         )
-    return outcome(config, result, fingerprint, digest.hex()), result.failure
+    said = outcome(config, result, fingerprint, digest.hex())
+    said["provenance"] |= {package: version(package) for package in PACKAGES}
+    return said, result.failure
 
 
 def checkpoint(text: str) -> Path:
@@ -109,7 +113,7 @@ def live_key(config: RunConfig) -> dict[str, str]:
     if isinstance(config.predictor, str) and config.predictor.endswith(".safetensors"):
         content = Path(_predictor_file(config.predictor)).read_bytes()
         found["predictor"] = hashlib.sha256(content).hexdigest()
-    for package in ("torch", "transformers"):
+    for package in PACKAGES:
         if importlib.util.find_spec(package) is not None:
             found[package] = version(package)
     return found
@@ -151,7 +155,7 @@ def cache_folder() -> Path:
 
 
 def _check_installed() -> None:
-    for package in ("torch", "transformers"):
+    for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise InputError(
                 f"a live model needs {package}, which is not installed",

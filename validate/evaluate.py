@@ -29,6 +29,7 @@ from moetier.traces.capture.load import load_model
 from moetier.traces.capture.probe import probe
 from moetier.traces.columns import ColumnSource
 from moetier.traces.errors import InputError
+from moetier.traces.formats import FORMATS
 from moetier.traces.live import LiveModel
 from moetier.traces.predictors.base import Predictor
 from moetier.traces.predictors.learn.checkpoint import find_predictor
@@ -118,6 +119,7 @@ def evaluate(
             if told is not None:
                 entries = told.entries(header.geometry)
                 header = header.model_copy(update={"predictors": entries})
+            _check_weights(header, setting)
             _check_predictor(setting, told)
             asked = Asked(model, tokenizer, questions, how)
             stage = set_up(header, setting, asked.extent(), has_future=False)
@@ -130,7 +132,6 @@ def evaluate(
                 scores = _reads_scores(stage.policy) or running is not None
                 live = LiveModel(model, seen, running, with_scores=scores)
                 found = asked.run(live, driver, count)
-            elapsed = driver.finish()
             without = asked.run_plain(plain, count)
             difference = first_difference(found, without)
             if difference and not stage.policy.alters_output:  # do not trust what was kept
@@ -153,7 +154,7 @@ def evaluate(
             *_limitations(header, setting, stage.policy, stage.expert_ops, how),
             *([told.assumption] if told is not None and told.assumption else []),
         ],
-        elapsed_ns=elapsed,
+        elapsed_ns=driver.elapsed_ns,
         stage=stage,
         header=header,
         outputs=found.answers,
@@ -166,6 +167,16 @@ def _question(item: Question | Item | str) -> Question:
     if isinstance(item, Item):
         return from_items([item])[0]
     return Question(item) if isinstance(item, str) else item
+
+
+def _check_weights(header: Header, setting: Setting) -> None:
+    """Raise `InputError` where the bytes of a checkpoint's format are not known."""
+    if setting.weights is None and header.weights not in FORMATS:
+        raise InputError(
+            f"the checkpoint is stored in {header.weights}, whose bytes are not known",
+            where="weights",
+            way_out=f"say which to count: {', '.join(FORMATS)}; the model computes as it is",
+        )
 
 
 def _check_predictor(setting: Setting, predictor: Predictor | None) -> None:

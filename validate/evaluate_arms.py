@@ -77,7 +77,7 @@ class Asked:
         """Let the driven model answer; only the questions themselves are recorded."""
         with live.driven(driver.decide) as drive:
             answers = self._generate(self.requests, self.decoding, drive, count)
-            driver.recording = False
+            driver.finish()
             wrong = self._wrong(answers)
             forced = self._generate([request for _, request in wrong], self.decoding, drive, None)
             long = self._generate(self.long, self.endless, drive, count)

@@ -7,7 +7,8 @@ go on untouched, so that a lossless policy changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from moetier.traces.batch import Floats, LayerBatch
 from moetier.traces.columns import ColumnSource
 from moetier.traces.errors import InputError
 from moetier.traces.live import Choice
+
+T = TypeVar("T")
 
 
 class Driver:
@@ -43,17 +46,18 @@ class Driver:
         """Begin with an idle machine and empty caches; the arguments are those of `simulate`."""
         check_live(stage.policy)
         self.metrics = Metrics(setting.warmup_steps)
-        self.machine: Machine = machine(stage.hierarchy, stage.costs, stage.layout, on_span)
+        self.recording, self.elapsed_ns = True, 0
+        heard = None if on_span is None else self._while_recording(on_span)
+        self.machine: Machine = machine(stage.hierarchy, stage.costs, stage.layout, heard)
         self._recorder = Recorder(stage.layout, stage.energy, [self.metrics, *sinks])
         self._planner = stage.planner(
             setting,
             popularity=count(popularity, stage.layout) if popularity is not None else None,
             lateness=self.machine,
-            on_plan=on_plan,
+            on_plan=None if on_plan is None else self._while_recording(on_plan),
         )
         self._layout = stage.layout
         self._renormalise = stage.policy.miss.renormalise
-        self.recording = True
 
     def decide(self, batch: LayerBatch) -> Choice | None:
         """Plan and perform *batch*; return what the model shall compute, None for what it would."""
@@ -65,10 +69,21 @@ class Driver:
             return None
         return chosen(plan, self._layout, renormalise=self._renormalise)
 
-    def finish(self) -> int:
-        """Hand on what was recorded and let copies land; return the time at which all is quiet."""
+    def finish(self) -> None:
+        """End the record: hand it on, let copies land, and note when all was quiet.
+
+        What comes after still moves caches and time, and nobody hears of it.
+        """
         self._recorder.flush()
-        return self.machine.finish()
+        self.elapsed_ns = self.machine.finish()
+        self.recording = False
+
+    def _while_recording(self, hear: Callable[[T], None]) -> Callable[[T], None]:
+        def tell(what: T) -> None:
+            if self.recording:
+                hear(what)
+
+        return tell
 
 
 def check_live(policy: Policy) -> None:

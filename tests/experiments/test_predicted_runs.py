@@ -32,8 +32,7 @@ def test_a_run_says_that_its_predictions_were_drawn() -> None:
 def test_the_same_seed_draws_the_same_and_another_seed_does_not() -> None:
     policy = {"prefetch": "predicted"}
     one, same, other = (
-        run(config(predictor=RECALL | {"seed": seed}, policy=policy))
-        for seed in (1, 1, 2)
+        run(config(predictor=RECALL | {"seed": seed}, policy=policy)) for seed in (1, 1, 2)
     )
 
     assert one["tpot_ms"] == same["tpot_ms"]
@@ -56,9 +55,7 @@ def test_better_recall_hides_more_when_the_link_has_time() -> None:
     policy = {"prefetch": {"kind": "window-aware", "depth": 1}}
     slow_host = {"synthetic": {"geometry": "olmoe-1b-7b", "tokens": 24, "context": 60000}}
     good, bad = (
-        run(
-            config(predictor={"kind": "recall-model", "recall": [r]}, policy=policy, **slow_host)
-        )
+        run(config(predictor={"kind": "recall-model", "recall": [r]}, policy=policy, **slow_host))
         for r in (0.95, 0.2)
     )
 

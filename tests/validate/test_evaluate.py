@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="a live model needs the extra 'models'")
-pytest.importorskip("transformers", reason="a live model needs the extra 'models'")
+transformers = pytest.importorskip("transformers", reason="a live model needs the extra 'models'")
 
 from moetier.sim.hardware import load_profile  # noqa: E402  # needs torch
 from moetier.sim.policy.base import Prefetch, Routing  # noqa: E402
@@ -298,6 +298,33 @@ def test_other_weights_than_the_models_are_said(tiny: Loaded) -> None:
     found = evaluate(tiny, setting(weights="q4_0"), tiny_questions(1), SHORT)
 
     assert any("bytes are those of q4_0" in text for text in found.known_limitations)
+
+
+def test_a_checkpoint_of_another_type_has_to_say_its_bytes() -> None:
+    config = transformers.OlmoeConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, intermediate_size=16,
+        num_experts=8, num_experts_per_tok=2, max_position_embeddings=64,
+    )  # fmt: skip
+    loaded = Loaded(transformers.OlmoeForCausalLM(config).eval(), Numbers())
+    extras = Extras(long_prompts=0, max_new_tokens=2)
+
+    with pytest.raises(InputError, match=r"weights: the checkpoint is stored in fp32, .* bf16"):
+        evaluate(loaded, setting(), ["3 4"], extras)
+    for experts in ("eager", "batched_mm", "grouped_mm"):
+        loaded.model.set_experts_implementation(experts)
+        found = evaluate(loaded, setting(weights="bf16"), ["3 4"], extras)
+        assert found.metrics["lossless"] is True, experts
+
+
+class Numbers:
+    """A tokenizer of texts that are numbers."""
+
+    pad_token_id = 0
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        """Return the ids in *text*."""
+        return {"input_ids": [int(word) for word in text.split()]}
 
 
 def test_a_small_model_computes_on_one_thread(tiny: Loaded) -> None:
