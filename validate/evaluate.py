@@ -41,6 +41,7 @@ from moetier.validate.evaluate_plain import Plain
 from moetier.validate.evaluate_questions import Question, from_items
 from moetier.validate.live import Driver
 from moetier.validate.live_generate import Output
+from moetier.validate.live_precision import computed_at
 
 SMALL_EXPERTS = 1 << 20
 """Below as many weights an expert is computed by one thread: handing out costs more than it saves
@@ -128,7 +129,10 @@ def evaluate(
             )
             plain = Plain(model, header.provenance.model_fingerprint or "", plain_folder)
             count = Count(progress, 2 * (len(questions) + len(asked.long)))
-            with attached(told, model) if told is not None else nullcontext() as running:
+            with (
+                computed_at(seen.layers, stage.policy.precision),
+                attached(told, model) if told is not None else nullcontext() as running,
+            ):
                 scores = _reads_scores(stage.policy) or running is not None
                 live = LiveModel(model, seen, running, with_scores=scores)
                 found = asked.run(live, driver, count)

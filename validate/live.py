@@ -18,13 +18,13 @@ from moetier.sim.machine.simulated import SimMachine
 from moetier.sim.metrics import Metrics
 from moetier.sim.plan import LayerPlan
 from moetier.sim.planner import OnPlan
-from moetier.sim.policy.compose import Policy
 from moetier.sim.records import OnColumns, Recorder
 from moetier.sim.run import MachineFactory, Setting, Stage, count
 from moetier.traces.batch import Floats, LayerBatch
 from moetier.traces.columns import ColumnSource
 from moetier.traces.errors import InputError
 from moetier.traces.live import Choice
+from moetier.validate.live_precision import check_precision
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Driver:
         machine: MachineFactory = SimMachine,
     ) -> None:
         """Begin with an idle machine and empty caches; the arguments are those of `simulate`."""
-        check_live(stage.policy)
+        check_precision(stage.policy.precision)
         self.metrics = Metrics(setting.warmup_steps)
         self.recording, self.elapsed_ns = True, 0
         heard = None if on_span is None else self._while_recording(on_span)
@@ -84,17 +84,6 @@ class Driver:
                 hear(what)
 
         return tell
-
-
-def check_live(policy: Policy) -> None:
-    """Raise `InputError` for what a model cannot be made to compute."""
-    if policy.precision.alters_output:
-        raise InputError(
-            f"'{policy.name}' computes experts at another precision, which no running model does "
-            "yet",
-            where="policy.precision",
-            way_out="use `precision: full`, or simulate it on a trace",
-        )
 
 
 def chosen(plan: LayerPlan, layout: Layout, *, renormalise: bool) -> Choice:

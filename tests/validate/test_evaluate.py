@@ -247,8 +247,21 @@ def test_an_oracle_is_refused(tiny: Loaded) -> None:
 
 
 def test_a_precision_that_cannot_be_computed_is_refused(tiny: Loaded) -> None:
-    with pytest.raises(InputError, match=r"policy.precision: .*no running model does yet"):
-        run(tiny, {"precision": {"kind": "uniform", "bits": 4}})
+    with pytest.raises(InputError, match=r"policy.precision: experts of 12 bits cannot be"):
+        run(tiny, {"precision": {"kind": "uniform", "bits": 12}})
+
+
+@pytest.mark.slow
+def test_fewer_bits_are_what_the_model_computes_with(tiny: Loaded) -> None:
+    policies = [{"precision": {"kind": "uniform", "bits": bits}} for bits in (8, 3, 1)]
+    eight, three, one = (run(tiny, policy, 22) for policy in policies)
+    plain = run(tiny, "on-demand", 22)
+
+    lost = [found.metrics["nll_difference"]["mean"] for found in (eight, three, one)]
+    assert [abs(lost[0]) < 0.01, lost[0] < lost[1] < lost[2]] == [True, True]
+    assert one.metrics["accuracy"] < 0.6
+    assert [found.metrics["lossless"] for found in (eight, three, one)] == [False] * 3
+    assert plain.metrics["lossless"] is True  # the weights are back
 
 
 @pytest.mark.parametrize("extras", [Extras(batch_size=0), Extras(long_prompts=-1)])

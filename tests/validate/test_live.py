@@ -14,7 +14,6 @@ from moetier.sim.layout import Layout  # needs torch
 from moetier.sim.memory import Extent
 from moetier.sim.plan import LayerPlan
 from moetier.sim.policy.base import Routing
-from moetier.sim.policy.compose import compose
 from moetier.sim.policy.seams import routing
 from moetier.sim.run import Setting, set_up, simulate
 from moetier.traces.batch import DECODE, LayerBatch
@@ -22,7 +21,7 @@ from moetier.traces.errors import InputError
 from moetier.traces.geometry import load_geometry
 from moetier.traces.io import ArrayTrace
 from moetier.traces.synthetic import Synthetic
-from moetier.validate.live import Driver, check_live, chosen
+from moetier.validate.live import Driver, chosen
 
 LAYOUT = Layout([[10], [10]], 4)
 
@@ -78,12 +77,6 @@ def test_routed_elsewhere_is_computed_elsewhere() -> None:
 def test_routing_without_weights_is_refused() -> None:
     with pytest.raises(InputError, match="layer 1 came back without weights"):
         chosen(plan(batch(None), []), LAYOUT, renormalise=False)
-
-
-def test_another_precision_is_refused() -> None:
-    check_live(compose("on-demand"))
-    with pytest.raises(InputError, match="precision: full"):
-        check_live(compose({"precision": {"kind": "uniform", "bits": 4}}))
 
 
 @pytest.fixture
