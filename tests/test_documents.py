@@ -42,10 +42,11 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
 
 
 def test_the_yaml_of_the_readme_is_a_run_and_a_sweep() -> None:
-    run_text, sweep_text = blocks("README.md", "yaml")
+    run_text, sweep_text, live_text = blocks("README.md", "yaml")
 
     assert RunConfig.model_validate(yaml.safe_load(run_text)).hardware == "rtx-4090"
     assert SweepConfig.model_validate(yaml.safe_load(sweep_text)).name == "cache-size"
+    assert RunConfig.model_validate(yaml.safe_load(live_text)).live == "moe-tiny"
 
 
 def test_the_policy_of_the_how_to_works(monkeypatch: pytest.MonkeyPatch) -> None:
