@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from statistics import median
@@ -25,8 +25,11 @@ import numpy as np
 from moetier.sim.hardware import load_profile
 from moetier.sim.records import RecordWriter
 from moetier.sim.run import Setting, TraceSource, simulate
+from moetier.traces.batch import LayerBatch
 from moetier.traces.geometry import Geometry, load_geometry
 from moetier.traces.io import ArrayTrace, TraceReader
+from moetier.traces.predictors import create
+from moetier.traces.predictors.annotate import Annotated
 from moetier.traces.synthetic import Synthetic
 
 MODEL, MACHINE, TIER = "qwen3-30b-a3b", "rtx-a6000", "hbm"
@@ -98,6 +101,21 @@ def peer(source: ArrayTrace) -> Callable[[], tuple[float, int, int]] | None:
     return run
 
 
+class Predicted:
+    """A source with recorded predictions, all its batches in memory."""
+
+    def __init__(self, source: ArrayTrace) -> None:
+        """Draw predictions for *source* once."""
+        predictor = create({"kind": "recall-model", "recall": [0.9]})
+        annotated = Annotated(source, predictor)
+        self.header, self.columns = annotated.header, source.columns
+        self._batches = list(annotated.batches())
+
+    def batches(self) -> Iterator[LayerBatch]:
+        """Yield the batches in forward order. Can be called again."""
+        return iter(self._batches)
+
+
 def _against_peer(source: ArrayTrace, repeats: int) -> list[Row]:
     arms: dict[str, tuple[str | dict[str, str], Fraction, str]] = {
         "lru": ("on-demand", QUARTER, "a quarter of the experts"),
@@ -110,7 +128,13 @@ def _against_peer(source: ArrayTrace, repeats: int) -> list[Row]:
             "previous-token", SCARCE,
             "lru with 5 % of the experts, less than one token needs: everything is prefetched",
         ),
+        "window-aware": (
+            {"prefetch": "window-aware"}, QUARTER,
+            "a quarter of the experts; predictions drawn at 90 % recall before the clock starts",
+        ),
     }  # fmt: skip
+    sources: dict[str, TraceSource] = dict.fromkeys(arms, source)
+    sources["window-aware"] = Predicted(source)
     theirs = peer(source)
     peer_rates, peer_hits = [], None
     rates: dict[str, list[float]] = {name: [] for name in arms}
@@ -121,7 +145,7 @@ def _against_peer(source: ArrayTrace, repeats: int) -> list[Row]:
             peer_rates.append(lookups / took)
             peer_hits = hits / lookups
         for name, (policy, share, _) in arms.items():
-            took, metrics[name] = timed_run(source, policy, share)
+            took, metrics[name] = timed_run(sources[name], policy, share)
             rates[name].append(metrics[name]["lookups"] / took)
     return [
         row(

@@ -32,6 +32,7 @@ def test_every_row_has_the_keys_of_the_contract(rows: list[dict[str, Any]]) -> N
         "lru",
         "previous-token",
         "previous-token-saturated",
+        "window-aware",
         "tokens-linear",
         "experts-independent",
         "startup",
