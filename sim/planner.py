@@ -98,7 +98,6 @@ class Planner:
         self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
         self._resolves = type(policy.miss).resolve is not Miss.resolve
         self._releases = type(self._top.eviction).release is not Eviction.release
-        self._rare = self._prefetches or self._resolves or self._lower is not None
         self._needed, self._touch = policy.precision.needed, self._top.eviction.touch
         self._last_phase: int | None = None
         self._warmup_bytes = 0
@@ -124,9 +123,9 @@ class Planner:
         resident = top.resident
         missing = [s for s in needed if s not in resident]
         plan = LayerPlan(batch, needed, missing)
-        if self._rare:
+        if cancelled:
             plan.rare, plan.cancelled = True, cancelled
-            if cancelled and self._lower is not None:
+            if self._lower is not None:
                 plan.cancelled_hops = [2 if s in self._deep else 1 for s in cancelled]
         if missing:
             if self._fresh:
@@ -137,13 +136,15 @@ class Planner:
             if self._resolves:
                 recency = self._resolve(plan, recency)
             if self._lower is not None:
+                plan.rare = True
                 self._climb(plan)
             if plan.fetch:
                 top.insert(plan.fetch)
         if self._early:
             used = self._early.intersection(needed)
-            plan.prefetch_used = len(used)
-            self._early -= used
+            if used:
+                plan.rare, plan.prefetch_used = True, len(used)
+                self._early -= used
         self._touch(recency)
         plan.peak = top.used
         evicted = top.release(needed, self._pinned) if self._releases else []
@@ -155,7 +156,7 @@ class Planner:
             evicted = self._prefetch(plan, recency, evicted)
         if evicted:
             plan.evicted = evicted
-            if self._rare:
+            if self._early or self.exclusive:
                 self._leave(plan, evicted)
         plan.resident = top.used
         if batch.phase == PREFILL:
@@ -179,6 +180,7 @@ class Planner:
         plan.fetch, plan.cpu, plan.skip = fetch, cpu, skip
         if not cpu and not skip:
             return recency
+        plan.rare = True
         plan.cpu_assignments = self._assignments(plan.batch, cpu)
         plan.skip_assignments = self._assignments(plan.batch, skip)
         away = {*cpu, *skip}
@@ -226,9 +228,11 @@ class Planner:
         if not candidates:
             return evicted
         top = self._top
-        wanted = [s for s in dict.fromkeys(candidates) if s not in top.resident]
+        resident = top.resident
+        wanted = [s for s in candidates if s not in resident]
         if not wanted:
             return evicted
+        wanted = list(dict.fromkeys(wanted))
         room = top.capacity - self._pinned_bytes - self.layout.size(active)
         admitted = wanted
         if self.layout.size(wanted) > room and not top.eviction.ignores_capacity:
@@ -258,7 +262,7 @@ class Planner:
             for s, n in zip(admitted, hops, strict=True):
                 (self._deep.add if n > 1 else self._deep.discard)(s)
         self._early.update(admitted)
-        plan.prefetch = admitted
+        plan.rare, plan.prefetch = True, admitted
         plan.peak = max(plan.peak, self._top.used)
 
     def _fitting(self, wanted: list[int], room: int) -> Iterator[int]:
@@ -299,12 +303,14 @@ class Planner:
         """Book what leaves the fastest tier: wasted prefetches, demotion to the tier below."""
         if self._early:
             wasted = self._early.intersection(evicted)
-            plan.prefetch_wasted = self.layout.size(wasted)
-            self._early -= wasted
+            if wasted:
+                plan.rare, plan.prefetch_wasted = True, self.layout.size(wasted)
+                self._early -= wasted
         if self.exclusive and self._lower is not None:
             self._lower.insert(evicted)
             self._lower.eviction.touch(evicted)
             self._lower.trim(frozenset())
+            plan.rare = True
             plan.demoted = [s for s in evicted if s in self._lower.resident]
 
     def _phase_begins(self, phase: int) -> None:

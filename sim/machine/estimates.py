@@ -27,7 +27,9 @@ class ProfileEstimates:
         then the dense parts of the layers up to the target and, between them, experts like its own.
         """
         costs, last = self._costs, self._layout.n_layers - 1
-        experts = costs.experts(self._layout.size(needed), len(batch.experts))
+        experts = costs.experts(self._layout.layer_size(needed), len(batch.experts))
+        if horizon == 1:
+            return experts + costs.dense_ns(batch, min(batch.layer + 1, last))
         dense = sum(
             costs.dense_ns(batch, min(batch.layer + ahead, last)) for ahead in range(1, horizon + 1)
         )

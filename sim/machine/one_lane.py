@@ -39,11 +39,11 @@ class OneLane:
         if queue:
             self._advance(asked)
         if done:
+            # What has landed is resident like any other, and need not be kept here.
+            self._done = done = {s: end for s, end in done.items() if end > asked}
             for s in done.keys() & plan.needed:
-                end = done.pop(s)
-                if end > asked:
-                    late += 1
-                    landed = max(landed, end)
+                late += 1
+                landed = max(landed, done.pop(s))
         if queue:
             promoted = [s for s in plan.needed if s in queue]
             if promoted:
@@ -81,7 +81,7 @@ class OneLane:
     def queued_bytes(self, now: int) -> int:
         """Return the bytes of prefetches that are queued or in flight towards the fastest tier."""
         self._advance(now)
-        if self._done:  # what has landed is resident like any other, and need not be kept here
+        if self._done:
             self._done = {s: end for s, end in self._done.items() if end > now}
         return self._size(self._queue) + self._size(self._done)
 
