@@ -20,8 +20,13 @@ MAIN = (
     "tpot_ms", "tpot_p95_ms", "ttft_ms", "tokens_per_s",
     "hit_rate_decode", "miss_rate", "byte_miss_rate", "compulsory_miss_rate", "late_hit_rate",
     "bytes_per_token", "stall_share", "copy_share", "prefetch_precision", "prefetch_coverage",
+    "ready_recall", "skipped_share", "cpu_share",
     "energy_mj_per_token", "peak_bytes", "accuracy",
 )  # fmt: skip
+
+
+ASIDE = ("skipped_share", "cpu_share")
+"""Shown only where there is something to show."""
 
 
 def show_run(result: dict[str, Any], console: Console | None = None) -> None:
@@ -44,7 +49,8 @@ def show_run(result: dict[str, Any], console: Console | None = None) -> None:
     table.add_column("value", justify="right")
     table.add_column("of", style="dim")
     for name in MAIN:
-        if (value := result.get(name)) is not None:
+        value = result.get(name)
+        if value is not None and (value or name not in ASIDE):
             about = quantity(name)
             table.add_row(about.label, _show(value, about), about.per)
     console.print(table)

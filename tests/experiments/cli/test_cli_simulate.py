@@ -152,3 +152,11 @@ def test_an_out_that_is_a_file_is_refused(moetier: Invoke, config: Path) -> None
 
     assert "cannot be made" in result.stderr
     assert config.read_text()
+
+
+def test_what_is_left_out_is_shown_and_only_then(moetier: Invoke, config: Path) -> None:
+    plain = moetier("simulate", config).stdout
+    skipping = moetier("simulate", config, "--set", "policy={miss: skip}").stdout
+
+    assert "skipped" not in plain
+    assert "skipped" in skipping
