@@ -7,7 +7,6 @@ Decisions thus never depend on timing, unless a policy asks the machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from moetier.sim.policy.base import (
     Lateness,
     Miss,
     Part,
+    Precision,
     Prefetch,
     Progress,
     Routing,
@@ -98,6 +98,8 @@ class Planner:
         self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
         self._resolves = type(policy.miss).resolve is not Miss.resolve
         self._releases = type(self._top.eviction).release is not Eviction.release
+        self._whole = type(policy.precision).needed is Precision.needed
+        self._layer_slices = layout.layer_slices
         self._needed, self._touch = policy.precision.needed, self._top.eviction.touch
         self._last_phase: int | None = None
         self._warmup_bytes = 0
@@ -115,7 +117,11 @@ class Planner:
             if batch.predict is not None:
                 batch.predicted = batch.predict(batch)
             self.policy.routing.observe(batch)
-        needed = recency = self._needed(batch)
+        if self._whole:
+            base = batch.layer * self._layer_slices
+            needed = recency = [base + expert for expert in batch.experts]
+        else:
+            needed = recency = self._needed(batch)
         if batch.n_tokens != 1:  # fetched in order of first use, remembered in order of last use
             recency = list(dict.fromkeys(reversed(needed)))[::-1]
             needed = list(dict.fromkeys(needed))
@@ -239,12 +245,13 @@ class Planner:
             admitted = list(self._fitting(wanted, room))
         if not admitted:
             return evicted
-        for layer, group in groupby(admitted, self.layout.layer_of):
-            self._ahead[layer].extend(group)
+        slices = self._layer_slices
+        for s in admitted:
+            self._ahead[s // slices].append(s)
         self._pinned.update(admitted)
         self._pinned_bytes += self.layout.size(admitted)
         top.insert(admitted)
-        spared = set(admitted).intersection(evicted)
+        spared = set(admitted).intersection(evicted) if evicted else ()
         if spared:
             evicted = [s for s in evicted if s not in spared]
             admitted = [s for s in admitted if s not in spared]

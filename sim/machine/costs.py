@@ -42,21 +42,24 @@ class Costs:
         self._host = (main.host_time_per_layer * dense.model_layers).tolist()  # per MoE layer
         self._kinds = _kinds(dense)
         self._dense_memo: dict[tuple[int, int, int, int], int] = {}
-        self._shape = (-1, 0, 0)
+        self._context = self._tokens = self._phase = -1
         self._of_kind: list[int] = []
         self._expert_memo: dict[tuple[int, int], int] = {}
 
     def dense_ns(self, batch: LayerBatch, layer: int | None = None) -> int:
         """Return the time of the dense part of *batch*, or of a later *layer* of the same step."""
-        shape = (batch.phase, batch.n_tokens, batch.context)
-        if shape != self._shape:  # the layers of a step share their shape
-            self._shape = shape
+        if (
+            batch.context != self._context
+            or batch.n_tokens != self._tokens
+            or batch.phase != self._phase
+        ):  # the layers of a step share all three
+            self._context, self._tokens, self._phase = batch.context, batch.n_tokens, batch.phase
             self._of_kind = [-1] * len(self._kinds)
         at = batch.layer if layer is None else layer
         kind = self._kinds[at]
         found = self._of_kind[kind]
         if found < 0:
-            key = (kind, *shape)
+            key = (kind, batch.phase, batch.n_tokens, batch.context)
             if key not in self._dense_memo:
                 self._look_ahead(batch, at)
             found = self._of_kind[kind] = self._dense_memo[key]

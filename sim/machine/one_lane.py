@@ -41,9 +41,10 @@ class OneLane:
         if done:
             # What has landed is resident like any other, and need not be kept here.
             self._done = done = {s: end for s, end in done.items() if end > asked}
-            for s in done.keys() & plan.needed:
-                late += 1
-                landed = max(landed, done.pop(s))
+            for s in plan.needed if done else ():
+                if s in done:
+                    late += 1
+                    landed = max(landed, done.pop(s))
         if queue:
             promoted = [s for s in plan.needed if s in queue]
             if promoted:
@@ -62,12 +63,14 @@ class OneLane:
         if not self._queue and not self._done:
             return 0
         self._advance(now)
-        dropped = self._queue.keys() & slices
-        for s in dropped:
-            del self._queue[s]
-        for s in self._done.keys() & slices:
-            del self._done[s]
-        return self._size(dropped)
+        queue, done, dropped = self._queue, self._done, 0
+        for s in slices:
+            if s in queue:
+                del queue[s]
+                dropped += self._nbytes[s]
+            elif s in done:
+                del done[s]
+        return dropped
 
     def demote(self, slices: Sequence[int], now: int) -> None:
         """Copy nothing down: exclusive tiers have more than one link."""

@@ -26,22 +26,24 @@ class SimMachine:
     ) -> None:
         """Begin idle; *on_span* hears of everything that occupies compute or a link."""
         self.now = 0
-        self._costs, self._on_span, self._fast = costs, on_span, hierarchy.names[0]
+        self._on_span, self._fast = on_span, hierarchy.names[0]
+        self._dense_ns, self._expert_ns = costs.dense_ns, costs.expert_ns
         one_lane = len(hierarchy.links) == 1 and hierarchy.links[0].lanes == 1
         self.fabric: Fabric = (
             OneLane(hierarchy.links[0], layout)
             if one_lane and on_span is None
             else Links(hierarchy, layout, on_span)
         )
+        self._move = self.fabric.move
 
     def execute(self, plan: LayerPlan) -> LayerTiming:
         """Perform one batch and return when its parts happened."""
         start = self.now
-        dense = self._costs.dense_ns(plan.batch)
+        dense = self._dense_ns(plan.batch)
         asked = start + dense
         dropped = self.fabric.drop(plan.replaced, start) if plan.replaced else 0
-        landed, copied, cpu_ready, late = self.fabric.move(plan, asked)
-        experts, cpu = self._costs.expert_ns(plan)
+        landed, copied, cpu_ready, late = self._move(plan, asked)
+        experts, cpu = self._expert_ns(plan)
         end = landed + experts
         if plan.cpu:
             end = max(end, cpu_ready + cpu)
