@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -65,8 +65,3 @@ class Source(Protocol):
     def batches(self) -> Iterator[LayerBatch]:
         """Yield the batches in forward order: by step, then by MoE layer. Can be called again."""
         ...
-
-
-def as_list(batches: Iterable[LayerBatch]) -> list[LayerBatch]:
-    """Return *batches* as a list, for tests and for oracles that need the future."""
-    return list(batches)

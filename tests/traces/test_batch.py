@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moetier.traces.batch import DECODE, LayerBatch, as_list
+from moetier.traces.batch import DECODE, LayerBatch
 
 
 def test_tokens_of_an_even_batch_follow_from_their_number() -> None:
@@ -25,4 +25,3 @@ def test_batches_do_not_share_their_predictions() -> None:
     first, second = LayerBatch(0, DECODE, 0, 0, 0, []), LayerBatch(0, DECODE, 0, 0, 0, [])
 
     assert first.predicted is not second.predicted
-    assert as_list(iter([first, second])) == [first, second]
