@@ -11,7 +11,6 @@ from moetier.experiments import estimate as module
 from moetier.experiments.estimate import Head, estimate_s
 from moetier.experiments.points import expand_points
 from moetier.experiments.sources import open_source
-from moetier.traces.batch import as_list
 from moetier.traces.geometry import load_geometry
 from moetier.traces.io import ArrayTrace
 from moetier.traces.synthetic import Synthetic
@@ -25,10 +24,10 @@ def test_a_head_is_the_beginning(steps: int, held: bool) -> None:
     made = Synthetic(TINY, prompt=3, tokens=8)
     source = ArrayTrace.of(made) if held else made
 
-    head = as_list(Head(source, steps).batches())
+    head = list(Head(source, steps).batches())
 
     assert len(head) == 8 * steps
-    assert [b.experts for b in head] == [b.experts for b in as_list(source.batches())[: 8 * steps]]
+    assert [b.experts for b in head] == [b.experts for b in list(source.batches())[: 8 * steps]]
 
 
 def test_a_head_ends_at_a_chunk() -> None:
