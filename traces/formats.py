@@ -16,7 +16,8 @@ A matrix has rows of `columns` weights, stored in blocks; a block has a fixed nu
 value matrix in the first and last eighth of the layers and every third between. Rows that are not
 a multiple of 256 fall back from q4_k to q5_0 and from q6_k to q8_0. The rule gives the bytes of a
 recorded Qwen3-30B-A3B file exactly, experts and dense parts. llama.cpp treats models with exactly 8
-experts apart (larger attention matrices); that is not modelled. Biases are not counted.
+experts apart (larger attention matrices); that is not modelled. Biases are not counted in these
+formats; bit slices count those of the experts.
 """
 
 from __future__ import annotations
@@ -73,6 +74,53 @@ def expert_bytes(geometry: Geometry, weights: str) -> list[int]:
         _mlp(geometry.expert_matrices, hidden, inner, kind(False), kind(_more(layer, geometry)))
         for layer in geometry.moe_layers
     ]
+
+
+def bit_slice_bytes(geometry: Geometry, high: int, low: int, group: int = 32) -> tuple[int, int]:
+    """Return the bytes of one expert's MSB slice and of its LSB slice.
+
+    Codes and zero-points have *high* bits; the MSB slice holds the *low* highest of them, the LSB
+    slice the rest. A zero-point and a 16-bit scale belong to *group* weights of a row. Scales, and
+    biases at 16 bit, are in the MSB slice. Gate and up are one matrix, down another; the codes of a
+    matrix end on a whole byte, and so do its zero-points. This is what
+    `validate.numerics.slices` packs, byte for byte.
+
+    Raises:
+        InputError: If the sizes of an expert are unknown, *low* < *high* <= 8 does not hold, or
+            *group* does not divide the width of a matrix.
+    """
+    check_slice_bits(high, low)
+    missing = [key for key in ("hidden", "moe_intermediate") if getattr(geometry, key) is None]
+    _require(geometry, missing, "the size of an expert")
+    hidden, inner = geometry.hidden or 0, geometry.moe_intermediate or 0
+    msb = lsb = 0
+    for rows, columns in (((geometry.expert_matrices - 1) * inner, hidden), (hidden, inner)):
+        check_group(columns, group, geometry.name)
+        groups = rows * columns // group
+        for count in (rows * columns, groups):  # codes, zero-points
+            msb += -(-count * low // 8)
+            lsb += -(-count * (high - low) // 8)
+        msb += 2 * groups + (2 * rows if geometry.expert_biases else 0)
+    return msb, lsb
+
+
+def check_slice_bits(high: int, low: int) -> None:
+    """Raise `InputError` unless 1 <= *low* < *high* <= 8."""
+    if not 1 <= low < high <= 8:
+        raise InputError(
+            f"bit slices of {high}/{low} bits are out of range",
+            way_out="use 1 <= low < high <= 8, such as 8/4, 6/3 or 4/2",
+        )
+
+
+def check_group(columns: int, group: int, where: str | None = None) -> None:
+    """Raise `InputError` unless *columns* weights of a row are a whole number of groups."""
+    if group < 1 or columns % group:
+        raise InputError(
+            f"rows of {columns} weights have no whole number of groups of {group}",
+            where=where,
+            way_out="choose a group size that divides them",
+        )
 
 
 def dense_bytes(geometry: Geometry, weights: str) -> list[int]:

@@ -27,6 +27,7 @@ class Geometry(BaseModel):
     hidden: int | None = Field(default=None, ge=1)
     moe_intermediate: int | None = Field(default=None, ge=1)
     expert_matrices: int = Field(default=3, ge=1)  # 3: gate, up, down; 2: no gate
+    expert_biases: bool = False  # does every expert matrix have a bias?
     shared_intermediate: int = Field(default=0, ge=0)  # all shared experts together
     dense_intermediate: int | None = None  # MLP of the layers without routed experts
     heads: int | None = None

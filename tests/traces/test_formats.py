@@ -10,6 +10,7 @@ import pytest
 from moetier.traces.errors import InputError
 from moetier.traces.formats import (
     FORMATS,
+    bit_slice_bytes,
     dense_bytes,
     dense_layer_bytes,
     embedding_bytes,
@@ -194,3 +195,49 @@ def test_without_recorded_bytes_the_default_is_bf16() -> None:
     assert stored_expert_bytes(header(tiny))[0] == "bf16"
     assert stored_expert_bytes(header(tiny, weights="int8"))[0] == "int8"
     assert stored_expert_bytes(header(tiny, weights="iq2_xxs"))[0] == "bf16"
+
+
+def test_bit_slices_of_a_swiglu_expert_add_up() -> None:
+    # 3 * 2048 * 1408 weights in groups of 32 with a scale of 16 bits and a zero-point
+    geometry = load_geometry("deepseek-v2-lite")
+    weights, groups = 8_650_752, 270_336
+
+    assert bit_slice_bytes(geometry, 8, 4) == (
+        weights // 2 + groups // 2 + 2 * groups,
+        weights // 2 + groups // 2,
+    )
+    assert bit_slice_bytes(geometry, 6, 3) == (
+        (weights + groups) * 3 // 8 + 2 * groups,
+        (weights + groups) * 3 // 8,
+    )
+
+
+def test_bit_slices_hold_biases_in_the_msb_slice() -> None:
+    geometry = load_geometry("gpt-oss-20b")
+    bare = Geometry(**{**geometry.model_dump(), "expert_biases": False})
+    with_biases, without = (bit_slice_bytes(g, 4, 2) for g in (geometry, bare))
+
+    assert with_biases == (without[0] + 2 * 3 * 2880, without[1])
+
+
+def test_codes_and_zero_points_end_on_whole_bytes() -> None:
+    geometry = Geometry(
+        name="odd", n_experts=2, top_k=1, moe_layers=[0], hidden=3, moe_intermediate=5
+    )
+    with pytest.raises(InputError, match=r"rows of 5 weights .* groups of 3"):
+        bit_slice_bytes(geometry, 4, 3, group=3)
+
+    # gate and up: 10 rows of 3, each code with a zero-point of its own; down: 3 rows of 5
+    assert bit_slice_bytes(geometry, 4, 3, group=1) == (2 * 12 + 60 + 2 * 6 + 30, 2 * 4 + 2 * 2)
+
+
+@pytest.mark.parametrize(("high", "low"), [(4, 4), (4, 0), (9, 4), (2, 3)])
+def test_bits_that_make_no_slices_are_refused(high: int, low: int) -> None:
+    with pytest.raises(InputError, match=f"{high}/{low} bits are out of range; use 1 <= low"):
+        bit_slice_bytes(load_geometry("moe-tiny"), high, low)
+
+
+def test_bit_slices_need_the_size_of_an_expert() -> None:
+    geometry = Geometry(name="unknown", n_experts=2, top_k=1, moe_layers=[0])
+    with pytest.raises(InputError, match="no hidden, moe_intermediate"):
+        bit_slice_bytes(geometry, 8, 4)

@@ -45,6 +45,7 @@ def describe(model: Any, probe: Probe) -> Geometry:
         hidden=hidden,
         moe_intermediate=_expert_width(first),
         expert_matrices=3 if getattr(first.experts, "has_gate", True) else 2,
+        expert_biases=bool(getattr(first.experts, "has_bias", False)),
         shared_intermediate=_shared_width(first),
         dense_intermediate=_dense_width(model, probe.layers),
         heads=heads,

@@ -28,7 +28,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "shared_intermediate": 16,
         "dense_intermediate": 24,
     },
-    "GptOss": {"attention": ["sliding", "full"], "sliding_window": 8, "norm_topk": True},
+    "GptOss": {
+        "attention": ["sliding", "full"],
+        "sliding_window": 8,
+        "norm_topk": True,
+        "expert_biases": True,
+    },
     "Gemma4": {"shared_intermediate": 24, "tied_embeddings": True, "sliding_window": 8},
     "Qwen3_5Moe": {
         "attention": ["linear", "linear", "linear", "full"],
