@@ -1,6 +1,7 @@
 """Tests of the bytes that a channel reader reads."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -139,7 +140,7 @@ def test_experts_that_have_no_channels(change: dict[str, object], message: str) 
         ({"bytes_per_weight": 0}, "0 bytes"),
     ],
 )
-def test_senseless_numbers(setting: dict[str, int], message: str) -> None:
+def test_senseless_numbers(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         channel_cost(QWEN, **setting)
 
