@@ -38,7 +38,13 @@ class Energy:
         h = self._h
         work = self._dense.of(rows["layer"], rows["phase"], rows["tokens"], rows["context"])
         main = rows["assignments"] - rows["cpu_assignments"]
-        read = work.nbytes + rows["lookup_bytes"] - rows["cpu_bytes"] - rows["skipped_bytes"]
+        unread = (
+            rows["cpu_bytes"]
+            + rows["skipped_bytes"]
+            + rows["degraded_bytes"]
+            + rows["spared_bytes"]
+        )
+        read = work.nbytes + rows["lookup_bytes"] - unread
         withdrawn = rows["cancelled_bytes"] + rows["dropped_bytes"]
         into = rows["fetch_bytes"] + rows["prefetch_bytes"] - withdrawn
         below, demoted = rows["lower_bytes"], rows["demoted_bytes"]

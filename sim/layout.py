@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+MSB, LSB = 0, 1
+"""The parts of an expert in bit slices: what a low precision needs, and what a high one adds."""
+
 
 class Layout:
     """The slices of a model and their sizes in bytes.
 
     `nbytes[slice]` is a slice's size; `layer_slices` is the number of slices of one layer, so the
-    first slice of MoE layer `l` is `l * layer_slices`.
+    first slice of MoE layer `l` is `l * layer_slices`. With `bit_sliced` the parts are `MSB` and
+    `LSB`.
     """
 
     __slots__ = (
+        "bit_sliced",
         "each",
         "layer_slices",
         "n_experts",
@@ -27,12 +32,15 @@ class Layout:
         "total_bytes",
     )
 
-    def __init__(self, part_bytes: Sequence[Sequence[int]], n_experts: int) -> None:
+    def __init__(
+        self, part_bytes: Sequence[Sequence[int]], n_experts: int, *, bit_sliced: bool = False
+    ) -> None:
         """Lay out *n_experts* per layer; *part_bytes* has the bytes of each part, per MoE layer."""
         parts = {len(row) for row in part_bytes}
         if len(parts) != 1 or min(parts) < 1:
             raise ValueError(f"every layer needs the same number of parts, got {sorted(parts)}")
         self.n_layers, self.n_experts, self.n_parts = len(part_bytes), n_experts, parts.pop()
+        self.bit_sliced = bit_sliced
         self.layer_slices = n_experts * self.n_parts
         self.nbytes = [size for row in part_bytes for _ in range(n_experts) for size in row]
         self.total_bytes = sum(self.nbytes)

@@ -69,12 +69,13 @@ class Budget:
     dense: int
     kv: int
     predictors: int
+    sketches: int  # what the policy's precision keeps beside the experts
     stored: int  # all routed experts, at the stored format
 
     @property
     def beside(self) -> int:
         """Return what must be resident beside the expert cache."""
-        return self.dense + self.kv + self.predictors
+        return self.dense + self.kv + self.predictors + self.sketches
 
     @property
     def left(self) -> int:
@@ -86,6 +87,8 @@ class Budget:
         parts = {"dense weights": self.dense, "KV cache": self.kv}
         if self.predictors:
             parts["predictors"] = self.predictors
+        if self.sketches:
+            parts["sketches and low-rank maps"] = self.sketches
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
 
 
@@ -96,6 +99,7 @@ def budget(
     weights: str,
     extent: Extent,
     predictor_bytes: int = 0,
+    sketch_bytes: int = 0,
 ) -> Budget:
     """Return the budget of a run; raise `InputError` when its experts fit nowhere."""
     geometry = header.geometry
@@ -115,6 +119,7 @@ def budget(
         int(work.weight_bytes.sum()),
         kv_bytes_at(work, extent.context, extent.requests),
         predictor_bytes,
+        sketch_bytes,
         stored,
     )
 

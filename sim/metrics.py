@@ -20,6 +20,8 @@ Ints = npt.NDArray[np.int64]
 
 _SUMMED = (
     "tokens", "assignments", "lookups", "misses", "late_hits", "compulsory", "skipped", "cpu",
+    "degraded", "lsb_lookups", "lsb_misses", "spared_bytes", "cpu_bytes", "skipped_bytes",
+    "degraded_bytes",
     "lookup_bytes", "miss_bytes", "fetch_bytes", "lower_lookups", "lower_hits", "lower_bytes",
     "prefetch_issued", "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes",
     "cancelled_bytes", "dropped_bytes", "demoted_bytes", "warmup_bytes",
@@ -106,7 +108,11 @@ class Metrics:
             "copy_share": _ratio(dec["copy_ns"], int(decode[:, 2].sum())),
             **_prefetch(self._sums(table)),
             "lower_hit_rate": _ratio(total["lower_hits"], total["lower_lookups"]),
+            **_bit_slices(dec),
+            "byte_fetch_rate": _ratio(dec["fetch_bytes"], dec["lookup_bytes"]),
+            "weight_read_share": _ratio(_computed(dec), dec["lookup_bytes"]),
             "skipped_share": _ratio(dec["skipped"], dec["lookups"]),
+            "degraded_share": _ratio(dec["degraded"], dec["lookups"]),
             "cpu_share": _ratio(dec["cpu"], dec["lookups"]),
             "time_breakdown_ms": _breakdown(timed),
             **_energy(dec, pre, int(lockstep.sum())),
@@ -152,6 +158,22 @@ def _brought(sums: dict[str, int]) -> int:
 
 def _hit(sums: dict[str, int]) -> float | None:
     return _ratio(sums["lookups"] - sums["misses"], sums["lookups"])
+
+
+def _computed(sums: dict[str, int]) -> int:
+    """Return the bytes of routed experts that the main processor really read."""
+    unread = ("cpu_bytes", "skipped_bytes", "degraded_bytes", "spared_bytes")
+    return sums["lookup_bytes"] - sum(sums[name] for name in unread)
+
+
+def _bit_slices(sums: dict[str, int]) -> dict[str, float | None]:
+    """Return the miss rates of MSB and LSB slices; None where no LSB slice was asked for."""
+    lookups, misses = sums["lsb_lookups"], sums["lsb_misses"]
+    msb_lookups, msb_misses = sums["lookups"] - lookups, sums["misses"] - misses
+    return {
+        "miss_rate_msb": _ratio(msb_misses, msb_lookups) if lookups else None,
+        "miss_rate_lsb": _ratio(misses, lookups),
+    }
 
 
 def _prefetch(sums: dict[str, int]) -> dict[str, Any]:

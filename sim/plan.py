@@ -21,6 +21,7 @@ class LayerPlan:
 
     cpu: Sequence[int] = ()
     skip: Sequence[int] = ()
+    degrade: Sequence[int] = ()  # missing parts that compute does without
     prefetch: Sequence[int] = ()
     evicted: Sequence[int] = ()  # from the fastest tier, at the end of the batch
     replaced: Sequence[int] = ()  # taken out by warm-up, before this batch
@@ -35,6 +36,7 @@ class LayerPlan:
     prefetch_wasted: int = 0  # bytes brought early and evicted unused by this batch
     cpu_assignments: int = 0  # (token, expert) pairs that the CPU computes
     skip_assignments: int = 0  # and those that nobody computes
+    spared: int = 0  # bytes of what is needed that compute does not read, as channels left out
     lower_lookups: int = 0  # of the second tier, by this batch's demands
     lower_hits: int = 0
     warmup_bytes: int = 0  # brought by warm-up before this batch, not charged to time

@@ -94,6 +94,9 @@ class Planner:
         self._deep: set[int] = set()  # prefetched from below the second tier
         # A hook that is not overridden need not be called (a tenth of a run's time, together).
         self._routes = type(policy.routing).route is not Routing.route
+        self._narrows = type(policy.precision).narrow is not Precision.narrow
+        self._spares = type(policy.precision).spared is not Precision.spared
+        self._counts = any(part.counts_demand for part in policy.parts)
         self._predicts = policy.uses_predictions
         self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
         self._resolves = type(policy.miss).resolve is not Miss.resolve
@@ -104,6 +107,7 @@ class Planner:
         self._last_phase: int | None = None
         self._warmup_bytes = 0
         self._replaced: list[int] = []
+        self._counted_step = -1
 
     def step(self, batch: LayerBatch) -> LayerPlan:
         """Decide one batch; the plan is final when it is returned."""
@@ -113,6 +117,8 @@ class Planner:
             self._phase_begins(batch.phase)
         if self._routes:
             batch = self.policy.routing.route(batch)
+        if self._narrows:
+            batch = self.policy.precision.narrow(batch)
         if self._predicts:
             if batch.predict is not None:
                 batch.predicted = batch.predict(batch)
@@ -125,6 +131,8 @@ class Planner:
         if batch.n_tokens != 1:  # fetched in order of first use, remembered in order of last use
             recency = list(dict.fromkeys(reversed(needed)))[::-1]
             needed = list(dict.fromkeys(needed))
+        if self._counts and batch.phase == DECODE:
+            self._count(batch, needed)
         cancelled = self._expire(batch.layer, needed) if self._pinned else ()
         resident = top.resident
         missing = [s for s in needed if s not in resident]
@@ -146,6 +154,9 @@ class Planner:
                 self._climb(plan)
             if plan.fetch:
                 top.insert(plan.fetch)
+                if self._counts and batch.phase == DECODE:
+                    self._progress.fetches += len(plan.fetch)
+                    self._progress.fetch_bytes += self.layout.size(plan.fetch)
         if self._early:
             used = self._early.intersection(needed)
             if used:
@@ -165,6 +176,8 @@ class Planner:
             if self._early or self.exclusive:
                 self._leave(plan, evicted)
         plan.resident = top.used
+        if self._spares:
+            plan.rare, plan.spared = True, self.policy.precision.spared(batch, needed)
         if batch.phase == PREFILL:
             self.policy.warmup.observe(needed)
         if self._warmup_bytes or self._replaced:
@@ -175,21 +188,30 @@ class Planner:
             self._on_plan(plan)
         return plan
 
+    def _count(self, batch: LayerBatch, needed: list[int]) -> None:
+        """Keep the counts of decode that a policy reads."""
+        progress = self._progress
+        if batch.step != self._counted_step:
+            self._counted_step = batch.step
+            progress.decode_steps += 1
+        progress.lookups += len(needed)
+        progress.lookup_bytes += self.layout.size(needed)
+
     def _resolve(self, plan: LayerPlan, recency: list[int]) -> list[int]:
         """Let the policy sort what is missing; return the *recency* of what is computed here."""
-        fetch, cpu, skip = self.policy.miss.resolve(plan.missing, plan.batch)
-        if sorted([*fetch, *cpu, *skip]) != sorted(plan.missing):
+        fetch, cpu, skip, degrade = self.policy.miss.resolve(plan.missing, plan.batch)
+        if sorted([*fetch, *cpu, *skip, *degrade]) != sorted(plan.missing):
             raise RuntimeError(
                 f"{type(self.policy.miss).__name__} must put each of {plan.missing} in one list, "
-                f"got fetch {fetch}, cpu {cpu}, skip {skip}"
+                f"got fetch {fetch}, cpu {cpu}, skip {skip}, degrade {degrade}"
             )
-        plan.fetch, plan.cpu, plan.skip = fetch, cpu, skip
-        if not cpu and not skip:
+        plan.fetch, plan.cpu, plan.skip, plan.degrade = fetch, cpu, skip, degrade
+        if not cpu and not skip and not degrade:
             return recency
         plan.rare = True
         plan.cpu_assignments = self._assignments(plan.batch, cpu)
         plan.skip_assignments = self._assignments(plan.batch, skip)
-        away = {*cpu, *skip}
+        away = {*cpu, *skip, *degrade}
         return [s for s in recency if s not in away]
 
     def _climb(self, plan: LayerPlan) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from moetier.sim.energy import COMPONENTS, Energy
-from moetier.sim.layout import Layout
+from moetier.sim.layout import LSB, Layout
 from moetier.sim.machine.base import LayerTiming
 from moetier.sim.plan import LayerPlan
 from moetier.traces.files import replacing
@@ -38,11 +38,14 @@ COMMON = (
 DERIVED = (
     "lookup_bytes", "miss_bytes",
     "fetch_bytes",  # demanded into the fastest tier
+    "lsb_lookups", "lsb_misses",  # of LSB slices, where experts have them
     "end_ns",
 )  # fmt: skip
 # Zero for most batches of most policies, so kept only where they are not.
 RARE = (
     "skipped", "skipped_bytes", "cpu", "cpu_bytes", "cpu_assignments",
+    "degraded", "degraded_bytes",  # missing slices that compute did without
+    "spared_bytes",  # looked up, and not read by compute
     "lower_lookups", "lower_hits",
     "lower_bytes",  # read from below the second tier, demanded or not
     "prefetch_issued", "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes",
@@ -68,10 +71,10 @@ class Recorder:
         """Begin with no rows; hand on *block_rows* rows at a time."""
         self._size, self._nbytes = layout.size, layout.nbytes
         self._each = np.array(layout.nbytes[:: layout.layer_slices])  # per layer, of whole experts
-        self._parts = layout.n_parts > 1
+        self._parts, self._bit_sliced = layout.n_parts > 1, layout.bit_sliced
         self._energy, self._sinks = energy, sinks
         self._rows = array("q")  # COMMON, batch after batch
-        self._bytes = array("q")  # looked up and missed, where experts have parts
+        self._bytes = array("q")  # where experts have parts: what `_of_parts` says
         self._rare = array("q")  # row number, then RARE
         self._full = block_rows * len(COMMON)
 
@@ -82,7 +85,7 @@ class Recorder:
         if plan.rare or dropped:
             self._add_rare(plan, dropped)
         if self._parts:
-            self._bytes.extend((self._size(plan.needed), self._size(plan.missing)))
+            self._bytes.extend(self._of_parts(plan))
         self._rows.extend((
             batch.step, batch.phase, batch.layer, batch.n_tokens, batch.context,
             len(batch.experts) - plan.skip_assignments,
@@ -111,23 +114,36 @@ class Recorder:
             sink(columns)
 
     def _derived(self, rows: Columns) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return the columns of `DERIVED`; a miss not skipped or run elsewhere is fetched."""
+        """Return the columns of `DERIVED`; a miss not done without or run elsewhere is fetched."""
         if self._parts:
-            looked_up, missed = np.frombuffer(self._bytes, np.int64).reshape(-1, 2).T.copy()
+            looked_up, missed, lsb, lsb_missed = (
+                np.frombuffer(self._bytes, np.int64).reshape(-1, 4).T.copy()
+            )
         else:
             each = self._each[rows["layer"]]
             looked_up, missed = rows["lookups"] * each, rows["misses"] * each
-        fetched = missed - rows["cpu_bytes"] - rows["skipped_bytes"]
+            lsb = lsb_missed = np.zeros_like(missed)
+        fetched = missed - rows["cpu_bytes"] - rows["skipped_bytes"] - rows["degraded_bytes"]
         end = rows["start_ns"] + rows["dense_ns"] + rows["wait_ns"] + rows["expert_ns"]
-        return looked_up, missed, fetched, end
+        return looked_up, missed, fetched, lsb, lsb_missed, end
+
+    def _of_parts(self, plan: LayerPlan) -> tuple[int, int, int, int]:
+        """Return the bytes looked up and missed, and how many LSB slices: those with odd ids."""
+        needed, missing, size = plan.needed, plan.missing, self._size
+        if not self._bit_sliced:
+            return size(needed), size(missing), 0, 0
+        lsb_missed = sum([s & LSB for s in missing]) if missing else 0
+        return size(needed), size(missing), sum([s & LSB for s in needed]), lsb_missed
 
     def _add_rare(self, plan: LayerPlan, dropped: int) -> None:
         size = self._size
-        skip, cpu, cancelled, demoted = plan.skip, plan.cpu, plan.cancelled, plan.demoted
+        skip, cpu, degrade = plan.skip, plan.cpu, plan.degrade
+        cancelled, demoted = plan.cancelled, plan.demoted
         self._rare.extend((
             len(self._rows) // len(COMMON),
             len(skip), size(skip) if skip else 0, len(cpu), size(cpu) if cpu else 0,
             plan.cpu_assignments,
+            len(degrade), size(degrade) if degrade else 0, plan.spared,
             plan.lower_lookups, plan.lower_hits,
             self._from_below(plan),
             len(plan.prefetch), size(plan.prefetch), plan.prefetch_used, plan.prefetch_wasted,

@@ -24,6 +24,7 @@ from moetier.sim.metrics import Metrics
 from moetier.sim.planner import OnPlan, Planner
 from moetier.sim.policy.base import Context
 from moetier.sim.policy.compose import Policy, compose
+from moetier.sim.policy.fit import check_fit
 from moetier.sim.records import OnColumns, Recorder
 from moetier.sim.warnings import limitations, warnings_of
 from moetier.traces.batch import LayerBatch, Source
@@ -128,7 +129,16 @@ def set_up(
     sized = geometry.hidden is not None and geometry.moe_intermediate is not None
     expert_ops = 2 * geometry.expert_weights if sized else 0
     predictor_bytes = sum(item.nbytes or 0 for item in predictors)
-    budget = memory.budget(hierarchy, work, header, weights, extent, predictor_bytes)
+    check_fit(policy, layout, header)
+    budget = memory.budget(
+        hierarchy,
+        work,
+        header,
+        weights,
+        extent,
+        predictor_bytes,
+        policy.precision.beside(geometry),
+    )
     costs = Costs(hierarchy, work, layout, expert_ops)
     return Stage(
         hierarchy=hierarchy,

@@ -16,6 +16,7 @@ PREFILL, DECODE = 0, 1
 PHASES = ("prefill", "decode")
 
 Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -45,6 +46,8 @@ class LayerBatch:
     )
     predict: Callable[[LayerBatch], dict[int, Floats]] | None = None
     # a live model's predictor, to be asked once it is settled which experts are computed
+    screen: Callable[[LayerBatch], Bools] | None = None
+    # a live model's channel selection: (len(experts), channels), which ones each entry keeps
 
     def token_ids(self) -> list[int]:
         """Return the token of each entry of `experts`, also where all tokens have equally many."""

@@ -58,6 +58,7 @@ class Driver:
         )
         self._layout = stage.layout
         self._renormalise = stage.policy.miss.renormalise
+        self._levels = stage.policy.precision.levels
 
     def decide(self, batch: LayerBatch) -> Choice | None:
         """Plan and perform *batch*; return what the model shall compute, None for what it would."""
@@ -65,9 +66,10 @@ class Driver:
         timing = self.machine.execute(plan)
         if self.recording:
             self._recorder.add(plan, timing)
-        if plan.batch is batch and not plan.skip:
+        levels = self._levels(plan.batch, plan.degrade)
+        if plan.batch is batch and not plan.skip and levels is None:
             return None
-        return chosen(plan, self._layout, renormalise=self._renormalise)
+        return chosen(plan, self._layout, levels, renormalise=self._renormalise)
 
     def finish(self) -> None:
         """End the record: hand it on, let copies land, and note when all was quiet.
@@ -86,8 +88,13 @@ class Driver:
         return tell
 
 
-def chosen(plan: LayerPlan, layout: Layout, *, renormalise: bool) -> Choice:
+def chosen(
+    plan: LayerPlan, layout: Layout, levels: list[int] | None = None, *, renormalise: bool
+) -> Choice:
     """Return what *plan* computes: the routed experts, those skipped at weight 0.
+
+    Expert *e* computed at level *v* of *levels* has the id `v * n_experts + e`, as
+    `live_precision.computed_at` lays the experts out.
 
     With *renormalise* the weights of what is left of a token are scaled up to their old sum; a
     token that is left nothing gets nothing.
@@ -107,7 +114,11 @@ def chosen(plan: LayerPlan, layout: Layout, *, renormalise: bool) -> Choice:
         weights = np.where(kept, weights, np.float32(0))
         if renormalise:
             weights = _renormalised(weights, batch.weights, tokens, batch.n_tokens)
-    return Choice(tokens, batch.experts, weights)
+    experts: Sequence[int] = batch.experts
+    if levels is not None:
+        n = layout.n_experts
+        experts = [e + n * level for e, level in zip(experts, levels, strict=True)]
+    return Choice(tokens, experts, weights)
 
 
 def _renormalised(weights: Floats, before: Floats, tokens: list[int], n_tokens: int) -> Floats:

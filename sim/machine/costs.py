@@ -87,6 +87,8 @@ class Costs:
         """Return the time of a batch's experts on the main processor, and on the CPU."""
         layout = self.layout
         total, assigned = layout.layer_size(plan.needed), len(plan.batch.experts)
+        if plan.degrade or plan.spared:
+            total -= layout.size(plan.degrade) + plan.spared
         if not plan.cpu and not plan.skip:
             return self.experts(total, assigned), 0
         cpu_bytes = layout.size(plan.cpu)

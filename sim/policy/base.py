@@ -4,10 +4,10 @@ A part of a policy is pure: it sees ids, scores and residency, and returns ids. 
 global randomness and no residency; the planner calls it once per batch with whole batches of
 slices, checks every invariant and does the moving. The order of the calls for one batch is
 
-    routing.route -> routing.observe -> precision.needed -> miss.resolve
+    routing.route -> precision.narrow -> routing.observe -> precision.needed -> miss.resolve
     -> eviction.insert (what will be fetched) -> eviction.touch (all that is used)
     -> eviction.release -> eviction.victims (if over capacity) -> prefetch.candidates
-    -> eviction.insert (what was admitted) -> eviction.victims
+    -> eviction.insert (what was admitted) -> eviction.victims -> precision.spared
 
 where what is released or evicted leaves once the batch has computed. `warmup` is asked before the
 first batch and again when decode begins.
@@ -61,10 +61,31 @@ class Estimates(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run is, as the planner sees it."""
+    """Where a run is, as the planner sees it.
+
+    What was looked up and fetched on demand in decode is counted for a policy that `counts_demand`,
+    the current batch's look-ups included, its fetches not yet.
+    """
 
     batch: int = -1  # index of the current batch, from 0
     ahead_bytes: int = 0  # brought early for layers that have not run yet
+    decode_steps: int = 0  # begun
+    lookups: int = 0
+    lookup_bytes: int = 0
+    fetches: int = 0
+    fetch_bytes: int = 0
+
+
+class ExpertFormat(NamedTuple):
+    """How an expert's weights are computed: as stored, or from codes of *bits* bits.
+
+    Codes come in groups of *group* along the input, with a scale and a zero-point. With *inside*
+    they are the highest bits of codes of so many bits, and so are the zero-points.
+    """
+
+    bits: int | None = None
+    inside: int | None = None
+    group: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +118,10 @@ class Part:
     asks_lateness: bool = False  # asks `Context.lateness`, so decisions depend on timing
     needs_popularity: bool = False  # asks for the counts of a profile trace
     uses_predictions: bool = False  # reads `LayerBatch.predicted`
+    needs_scores: bool = False  # reads `LayerBatch.scores`
+    needs_weights: bool = False  # reads `LayerBatch.weights`
+    needs_bit_slices: bool = False  # makes sense only where experts have an MSB and an LSB slice
+    counts_demand: bool = False  # reads the counts of `Progress`
     predictor: str | None = None  # whose predictions, by name; None: whatever there is
     horizons: Sequence[int] = ()  # how many layers ahead
 
@@ -121,7 +146,12 @@ class Routing(Part):
 
 
 class Precision(Part):
-    """Which slices of each expert does each token need?"""
+    """Which slices of each expert does each token need?
+
+    `formats` are the ways an expert may be computed; `levels` chooses among them by index.
+    """
+
+    formats: Sequence[ExpertFormat] = (ExpertFormat(),)
 
     def layout(self, expert_bytes: Sequence[int], geometry: Geometry) -> Layout:
         """Return the slices of a model whose whole experts take *expert_bytes*, per MoE layer."""
@@ -132,13 +162,37 @@ class Precision(Part):
         base = batch.layer * self.context.layout.layer_slices
         return [base + expert for expert in batch.experts]
 
+    def beside(self, geometry: Geometry) -> int:
+        """Return the bytes that must stay in the fastest tier beside the expert cache."""
+        return 0
+
+    def narrow(self, batch: LayerBatch) -> LayerBatch:
+        """Return the batch without the entries that are not worth computing at any precision."""
+        return batch
+
+    def levels(self, batch: LayerBatch, degraded: Collection[int]) -> list[int] | None:
+        """Return the index in `formats` that computes each entry of `batch.experts`.
+
+        *degraded* are the slices that compute has to do without. None stands for the first format
+        throughout.
+        """
+        return None
+
+    def spared(self, batch: LayerBatch, needed: Sequence[int]) -> int:
+        """Return how many bytes of the slices *needed* compute does not read; may be negative."""
+        return 0
+
 
 class Missed(NamedTuple):
-    """What to do with the missing slices of a batch; every one is in exactly one of the lists."""
+    """What to do with the missing slices of a batch; every one is in exactly one of the lists.
+
+    Experts whose slice is in `degrade` are computed without it, at a lower level.
+    """
 
     fetch: list[int]
     cpu: Sequence[int] = ()
     skip: Sequence[int] = ()
+    degrade: Sequence[int] = ()
 
 
 class Miss(Part):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from moetier.sim.layout import Layout
-from moetier.sim.policy.base import Precision
+from moetier.sim.policy.base import ExpertFormat, Precision
 from moetier.sim.policy.seams import precision
 from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry
@@ -29,6 +29,7 @@ class Uniform(Precision):
         if group < 1:
             raise InputError(f"precision 'uniform': group is {group}", way_out="use at least 1")
         self.bits, self.group = bits, group
+        self.formats = (ExpertFormat(bits, group=group),)
 
     def layout(self, expert_bytes: Sequence[int], geometry: Geometry) -> Layout:
         cost = self.bits + Fraction(16 + self.bits, self.group)

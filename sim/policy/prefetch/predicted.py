@@ -11,6 +11,8 @@ from moetier.sim.policy.seams import prefetch
 from moetier.traces.batch import LayerBatch
 from moetier.traces.registry import Natural, Positive
 
+_AT_ONCE = 16  # experts turned into integers at a time: a caller may stop at the first few
+
 
 @prefetch.register("predicted")
 class Predicted(Prefetch):
@@ -53,14 +55,16 @@ def ranked(
         return
     # One token's scores rank as its probabilities do; several tokens' have to be added up.
     shares = scores[0] if len(scores) == 1 else gate.probabilities(scores).sum(axis=0)
-    order: list[int] = np.argsort(-shares, kind="stable").tolist()
+    order = (-shares).argsort(kind="stable")  # the function np.argsort takes twice as long
     if budget != 0:
         order = order[:budget]
     elif len(scores) == 1:
         order = order[: gate.top_k]
     else:
-        wanted = set(gate.choose(scores)[0].ravel().tolist())
-        order = [expert for expert in order if expert in wanted]
+        wanted = np.zeros(len(order), bool)
+        wanted[gate.choose(scores)[0]] = True
+        order = order[wanted[order]]
     first, parts = layer * layout.layer_slices, layout.n_parts
-    for expert in order:
-        yield first + expert * parts
+    for begin in range(0, len(order), _AT_ONCE):
+        for expert in order[begin : begin + _AT_ONCE].tolist():
+            yield first + expert * parts

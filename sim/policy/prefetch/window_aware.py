@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from moetier.sim.policy.base import Context, Prefetch
@@ -39,26 +38,45 @@ class WindowAware(Prefetch):
 
     def start(self, context: Context) -> None:
         super().start(context)
-        least = min(context.layout.nbytes)
-        self._least = context.estimates.copy_ns(least) if context.estimates else 0
+        if context.estimates is None:
+            return
+        copy_ns, layout = context.estimates.copy_ns, context.layout
+        self._took = {nbytes: copy_ns(nbytes) for nbytes in set(layout.nbytes)}
+        self._least = min(self._took.values())
 
     def candidates(self, batch: LayerBatch, needed: list[int]) -> Sequence[int]:
         context = self.context
-        estimates, lateness, resident = context.estimates, context.lateness, context.resident
+        estimates, lateness = context.estimates, context.lateness
         if estimates is None:
             return []
         queued = context.progress.ahead_bytes if lateness is None else lateness.queued_bytes()
         busy = estimates.copy_ns(queued) if queued else 0
         found: list[int] = []
         for horizon in self.horizons:
-            window = estimates.window_ns(batch, needed, horizon)
-            if busy + self._least > window:
-                continue  # not even the smallest would land in time, so nobody need be ranked
-            wanted = (s for s in ranked(context, batch, horizon, None) if s not in resident)
-            for s in islice(wanted, self.max_candidates):
-                took = estimates.copy_ns(context.layout.nbytes[s])
-                if busy + took > window:
-                    break
+            # With less room than the smallest copy takes, nobody need be ranked.
+            room = estimates.window_ns(batch, needed, horizon) - busy
+            if room >= self._least:
+                chosen, took = self._fitting(ranked(context, batch, horizon, None), room)
+                found += chosen
                 busy += took
-                found.append(s)
         return found
+
+    def _fitting(self, likeliest: Iterable[int], room: int) -> tuple[list[int], int]:
+        """Return the first ones not resident whose copies take *room* ns together, and that time.
+
+        There is room for one. No more are asked for than can be brought.
+        """
+        resident, nbytes, least = self.context.resident, self.context.layout.nbytes, self._least
+        found: list[int] = []
+        left = room
+        for s in likeliest:
+            if s in resident:
+                continue
+            took = self._took[nbytes[s]]
+            if took > left:
+                break
+            left -= took
+            found.append(s)
+            if left < least or len(found) == self.max_candidates:
+                break
+        return found, room - left
