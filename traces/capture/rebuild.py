@@ -5,6 +5,7 @@ Shapes: T tokens, K experts per token, H hidden (or the latent width), I expert 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,10 +22,10 @@ def expert_output(experts: nn.Module, expert: int, hidden: Tensor) -> Tensor:
     """
     module: Any = experts
     if module.has_gate:
-        both = _linear(module, "gate_up_proj", expert, hidden)  # (T, 2I)
-        act = _gated(module, both)  # (T, I)
+        gate, up = halves(module, _linear(module, "gate_up_proj", expert, hidden))  # (T, I) each
+        act = activated(module, gate, up)
     else:
-        act = module.act_fn(_linear(module, "up_proj", expert, hidden))
+        act = activated(module, None, _linear(module, "up_proj", expert, hidden))
     out = _linear(module, "down_proj", expert, act)
     if module.has_post_expert_norm:
         out = module.post_expert_norm(out)
@@ -45,25 +46,33 @@ def rebuild(experts: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) ->
     return total.to(hidden.dtype)
 
 
+def halves(experts: nn.Module, both: Tensor) -> tuple[Tensor, Tensor]:
+    """Return views of gate's and of up's part of *both*, (..., 2I), which *experts* keep fused."""
+    module: Any = experts
+    if module.is_concatenated:
+        gate, up = both.chunk(2, -1)
+        return gate, up
+    return both[..., ::2], both[..., 1::2]
+
+
+def activated(experts: nn.Module, gate: Tensor | None, up: Tensor) -> Tensor:
+    """Return what *experts* make of the products with gate and up, (..., I); None: no gate."""
+    module: Any = experts
+    limit, alpha = getattr(module, "limit", None), getattr(module, "alpha", None)
+    if gate is not None and limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    if gate is not None and alpha is not None:  # the swiglu of gpt-oss
+        return (up + 1) * gate * torch.sigmoid(alpha * gate)
+    act: Callable[[Tensor], Tensor] | None = getattr(module, "act_fn", None)
+    if act is None:
+        raise InputError(f"the activation of {type(module).__name__} is not known")
+    return act(up) if gate is None else act(gate) * up
+
+
 def _linear(module: Any, name: str, expert: int, x: Tensor) -> Tensor:
     weight = getattr(module, name)[expert]
     y = x.to(weight.dtype) @ (weight if module.is_transposed else weight.T)
     if module.has_bias:
         y = y + getattr(module, f"{name}_bias")[expert]
     result: Tensor = y
-    return result
-
-
-def _gated(module: Any, both: Tensor) -> Tensor:
-    gate, up = both.chunk(2, -1) if module.is_concatenated else (both[..., ::2], both[..., 1::2])
-    limit = getattr(module, "limit", None)
-    if limit is not None:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    alpha = getattr(module, "alpha", None)
-    if alpha is not None:  # the swiglu of gpt-oss
-        return (up + 1) * gate * torch.sigmoid(alpha * gate)
-    act = getattr(module, "act_fn", None)
-    if act is None:
-        raise InputError(f"the activation of {type(module).__name__} is not known")
-    result: Tensor = act(gate) * up
     return result
