@@ -17,7 +17,13 @@ class ProfileEstimates:
     def __init__(self, hierarchy: Hierarchy, costs: Costs, layout: Layout) -> None:
         """Take the link into the fastest tier at the size of the largest slice, all lanes busy."""
         link, self._size = hierarchy.links[0], max(layout.nbytes)
-        self._costs, self._layout = costs, layout
+        self._experts, self._dense_ns, self._layer_size = (
+            costs.experts,
+            costs.dense_ns,
+            layout.layer_size,
+        )
+        last = layout.n_layers - 1
+        self._next = [min(layer + 1, last) for layer in range(layout.n_layers)]
         self._copy, self._lanes = link.copy_ns(self._size, link.lanes), link.lanes
 
     def window_ns(self, batch: LayerBatch, needed: Sequence[int], horizon: int) -> int:
@@ -26,14 +32,12 @@ class ProfileEstimates:
         Now is the end of the dense part of *batch*, which uses *needed*: its experts come first,
         then the dense parts of the layers up to the target and, between them, experts like its own.
         """
-        costs, last = self._costs, self._layout.n_layers - 1
-        experts = costs.experts(self._layout.layer_size(needed), len(batch.experts))
-        if horizon == 1:
-            return experts + costs.dense_ns(batch, min(batch.layer + 1, last))
-        dense = sum(
-            costs.dense_ns(batch, min(batch.layer + ahead, last)) for ahead in range(1, horizon + 1)
-        )
-        return horizon * experts + dense
+        experts = self._experts(self._layer_size(needed), len(batch.experts))
+        layer, total = batch.layer, 0
+        for _ in range(horizon):
+            layer = self._next[layer]
+            total += experts + self._dense_ns(batch, layer)
+        return total
 
     def copy_ns(self, nbytes: int) -> int:
         """Return what *nbytes* more add to the time of a busy link into the fastest tier."""
