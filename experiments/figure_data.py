@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from moetier.experiments.config import parse_capacity
-from moetier.experiments.quantities import QUANTITIES, quantity
+from moetier.experiments.quantities import QUANTITIES, Quantity, quantity
 from moetier.traces.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class Axis:
     title: str
     better: str | None
     ticks: list[tuple[float, str]] | None = None  # of an axis of names, and of one of capacities
+    errors: list[tuple[float, float]] | None = None  # below and above each value
 
 
 def done_rows(table: pd.DataFrame) -> pd.DataFrame:
@@ -57,7 +58,27 @@ def axis(table: pd.DataFrame, name: str) -> Axis:
         at = [float(names.index(str(value))) for value in column]
         return Axis(list(at), about.label, None, [(float(i), n) for i, n in enumerate(names)])
     scaled = [None if value is None else value / about.scale for value in values]
-    return Axis(scaled, about.title, about.better)
+    return Axis(scaled, about.title, about.better, errors=_errors(table, scaled, about))
+
+
+def _errors(
+    table: pd.DataFrame, values: list[float | None], about: Quantity
+) -> list[tuple[float, float]] | None:
+    """Return how far each value may be off, downwards and upwards; None where nobody says."""
+    if about.error in table.columns:
+        spread = [_number(value) or 0.0 for value in table[about.error].tolist()]
+        return [(error / about.scale, error / about.scale) for error in spread]
+    if about.interval is None or not set(about.interval) <= set(table.columns):
+        return None
+    ends = zip(*(table[name].tolist() for name in about.interval), strict=True)
+    found = []
+    for value, (low, high) in zip(values, ends, strict=True):
+        below, above = _number(low), _number(high)
+        if value is None or below is None or above is None:
+            found.append((0.0, 0.0))
+        else:
+            found.append((value - below / about.scale, above / about.scale - value))
+    return found
 
 
 def groups(table: pd.DataFrame, hue: str | None) -> list[tuple[str, list[int]]]:

@@ -76,6 +76,7 @@ def _pareto(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> pd.
         ax.plot(*zip(*edge, strict=True), color="0.35", lw=1.2, zorder=1, label="front of all")
     for (name, members), (color, marker) in zip(groups(rows, hue), palette(), strict=False):
         ax.scatter([], [], color=color, marker=marker, label=name or None, **SOLID)  # the legend
+        _whiskers(ax, x, y, members, color)
         own = front([points[i] for i in members], ways)
         path_of = sorted({points[i] for i, best in zip(members, own, strict=True) if best})
         if hue is not None and len(path_of) > 1:
@@ -90,6 +91,15 @@ def _pareto(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> pd.
     _finish(ax, x, y, hue, title)
     save(figure, path)
     return _columns(rows, plot, {"on_front": on})
+
+
+def _whiskers(ax: Any, x: Axis, y: Axis, members: Sequence[int], color: Any) -> None:
+    """Draw how far the values of *members* may be off, where that is known."""
+    if y.errors is None or not members:
+        return
+    below, above = zip(*(y.errors[i] for i in members), strict=True)
+    at = [_nan(x.values[i]) for i in members], [_nan(y.values[i]) for i in members]
+    ax.errorbar(*at, yerr=(below, above), fmt="none", ecolor=color, elinewidth=0.8, alpha=0.5)
 
 
 def _note(
@@ -137,6 +147,7 @@ def _xy(
         known = [i for i in members if x.values[i] is not None and y.values[i] is not None]
         at = sorted((_nan(x.values[i]), _nan(y.values[i])) for i in known)
         xs, ys = [p[0] for p in at], [p[1] for p in at]
+        _whiskers(ax, x, y, known, color)
         style = {"lw": 1.4 if lines else 0, "ms": 6, "color": color, "marker": marker}
         ax.plot(xs, ys, label=name or None, **style)
     _finish(ax, x, y, hue, title)

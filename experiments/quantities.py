@@ -17,6 +17,8 @@ class Quantity:
     better: Direction | None = "lower"
     scale: float = 1.0
     per: str = ""  # the denominator, in words
+    error: str | None = None  # the column of its standard error
+    interval: tuple[str, str] | None = None  # the columns of its confidence interval
 
     @property
     def title(self) -> str:
@@ -66,14 +68,24 @@ QUANTITIES: dict[str, Quantity] = {
     "energy_mj_per_token": Quantity("energy per token", "mJ", per="decoded tokens"),
     "energy_mj_prefill": Quantity("energy of the prefill", "mJ"),
     "peak_bytes": Quantity("peak residency", "GB", scale=_GB),
-    "accuracy": Quantity("accuracy", _SHARE, "higher", per="items with an answer"),
+    "accuracy": Quantity(
+        "accuracy", _SHARE, "higher", per="items with an answer", error="accuracy_se"
+    ),
     "accuracy_se": Quantity("standard error of the accuracy", _SHARE, per="items"),
     "accuracy_difference.mean": Quantity(
-        "accuracy above the plain model's", _SHARE, "higher", per="items with an answer"
+        "accuracy above the plain model's",
+        _SHARE,
+        "higher",
+        per="items with an answer",
+        interval=("accuracy_difference.low", "accuracy_difference.high"),
     ),
-    "nll": Quantity("negative log-likelihood of the answer", "nats"),
+    "nll": Quantity("negative log-likelihood of the answer", "nats", error="nll_se"),
     "nll_se": Quantity("standard error of the likelihood", "nats"),
-    "nll_difference.mean": Quantity("likelihood lost to the policy", "nats"),
+    "nll_difference.mean": Quantity(
+        "likelihood lost to the policy",
+        "nats",
+        interval=("nll_difference.low", "nll_difference.high"),
+    ),
     "repetition_share": Quantity("long texts that fall into a loop", _SHARE, per="long texts"),
     "plain.accuracy": Quantity(
         "accuracy of the plain model", _SHARE, "higher", per="items with an answer"

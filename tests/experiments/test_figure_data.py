@@ -31,6 +31,32 @@ def test_numbers_are_scaled_to_their_unit() -> None:
     assert found.ticks is None
 
 
+def test_a_standard_error_goes_both_ways() -> None:
+    found = axis(table(accuracy=[0.9, None], accuracy_se=[0.02, None]), "accuracy")
+
+    assert found.errors == [(0.02, 0.02), (0.0, 0.0)]
+
+
+def test_an_interval_keeps_its_two_sides() -> None:
+    found = axis(
+        table(
+            **{
+                "nll_difference.mean": [1.0, None],
+                "nll_difference.low": [0.75, None],
+                "nll_difference.high": [1.5, None],
+            }
+        ),
+        "nll_difference.mean",
+    )
+
+    assert found.errors == [(0.25, 0.5), (0.0, 0.0)]
+
+
+def test_without_its_columns_a_value_has_no_error() -> None:
+    assert axis(table(accuracy=[0.9]), "accuracy").errors is None
+    assert axis(table(**{"nll_difference.mean": [1.0]}), "nll_difference.mean").errors is None
+
+
 def test_shares_of_a_tier_become_percent() -> None:
     found = axis(table(**{"capacity.dram": ["25 %", "12.5 %"]}), "capacity.dram")
 

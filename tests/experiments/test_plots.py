@@ -105,6 +105,23 @@ def test_dominated_points_are_faint_and_the_front_is_joined(
     assert drawn.legend_texts()[0] == "front of all"
 
 
+@pytest.mark.parametrize("kind", ["pareto", "line"])
+def test_what_may_be_off_has_whiskers(
+    kind: str, table: pd.DataFrame, tmp_path: Path, drawn: Axes
+) -> None:
+    known = table.assign(
+        accuracy=[0.9, 0.8, 0.7, 0.6, None], accuracy_se=[0.1, 0.2, 0.1, 0.1, None]
+    )
+    draw(known, tmp_path, kind=kind, x="miss_rate", y="accuracy", hue="policy")
+
+    (lru, lfu) = drawn.containers
+    ends = [segment[:, 1].tolist() for segment in lru.lines[2][0].get_segments()]
+    low, high = zip(*sorted(ends), strict=True)
+    assert low == pytest.approx((0.6, 0.8))
+    assert high == pytest.approx((1.0, 1.0))
+    assert len(lfu.lines[2][0].get_segments()) == 2
+
+
 def test_points_of_the_front_say_their_capacity(
     table: pd.DataFrame, tmp_path: Path, drawn: Axes
 ) -> None:
