@@ -8,7 +8,7 @@ Shapes: E experts, H hidden (or the latent width), I expert intermediate, T toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,24 +116,36 @@ def expert_matrices(where: MoeLayer) -> list[ExpertMatrices]:
 
 @contextmanager
 def rewritten(
-    layers: Sequence[MoeLayer], change: Callable[[str, Tensor], Tensor]
+    layers: Sequence[MoeLayer],
+    change: Callable[[MoeLayer, ExpertMatrices], Mapping[str, Tensor]],
 ) -> Iterator[None]:
-    """Let every expert matrix be *change*(its name, it) until the block ends; then as before.
+    """Let a layer's experts have the tensors of *change* until the block ends; then as before.
 
-    *change* gets (E, rows, columns), a layer at a time, and must not write into it. The originals
-    are kept meanwhile, which takes the experts' memory once more.
+    *change* gets each layer with its `stacked_matrices` and returns new stacks by their names; what
+    it does not return stays. The originals are kept meanwhile, which takes their memory once more.
     """
     kept: list[tuple[ExpertMatrices, dict[str, Tensor]]] = []
     try:
         for where in layers:
             stack = stacked_matrices(where)
-            new = {name: change(f"{where.name}.{name}", w) for name, w in stack.matrices().items()}
-            kept.append((stack, {name: w.clone() for name, w in stack.matrices().items()}))
+            new = change(where, stack)
+            kept.append((stack, {name: getattr(stack, name).clone() for name in new}))
             stack.write(**new)
         yield
     finally:
         for stack, original in kept:
             stack.write(**original)
+
+
+def require_finite(name: str, weights: Tensor) -> None:
+    """Raise `InputError`, naming the tensor *name*, if one of *weights* is NaN or infinite."""
+    bad = int((~torch.isfinite(weights)).sum())
+    if bad:
+        raise InputError(
+            f"{bad} of {weights.numel()} weights are NaN or infinite",
+            where=name,
+            way_out="use a checkpoint that is whole",
+        )
 
 
 def _linear_layout(module: Any, name: str) -> Tensor:

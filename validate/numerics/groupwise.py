@@ -38,14 +38,18 @@ class Quantised:
         return Quantised(self.codes >> drop, self.scales * 2**drop, self.zeros >> drop, bits)
 
 
-def quantise(weights: Tensor, bits: int, group: int = GROUP) -> Quantised:
+def quantise(
+    weights: Tensor, bits: int, group: int = GROUP, *, half_scales: bool = False
+) -> Quantised:
     """Quantise floating-point *weights*, (..., I), asymmetrically to codes of 1 to 8 *bits*.
 
     A group's range always takes in 0, so that 0 has a code of its own and the zero-point fits into
-    *bits*.
+    *bits*. With *half_scales*, scales are rounded up to what float16 can hold, before the codes are
+    made: 16 bits then store them, and no weight falls outside its group's range.
 
     Raises:
-        ValueError: If *bits* is out of range or I is not a multiple of *group*.
+        ValueError: If *bits* is out of range, I is not a multiple of *group*, or a scale is more
+            than float16 can hold.
     """
     _check_bits(bits, 8)
     if weights.shape[-1] % group:
@@ -59,9 +63,25 @@ def quantise(weights: Tensor, bits: int, group: int = GROUP) -> Quantised:
     top = 2**bits - 1
     scales = (high - low) / top
     scales = torch.where(scales == 0, torch.ones_like(scales), scales)  # an all-zero group
+    if half_scales:
+        scales = half_above(scales)
     zeros = torch.round(-low / scales).clamp(0, top).to(torch.int32)
     codes = (torch.round(groups / scales).to(torch.int32) + zeros).clamp(0, top)
     return Quantised(codes, scales, zeros, bits)
+
+
+def half_above(values: Tensor) -> Tensor:
+    """Return the smallest float16 that is at least each of the positive *values*, in their type.
+
+    Raises:
+        ValueError: If one is more than float16 can hold.
+    """
+    half = values.to(torch.float16)
+    short = half.to(values.dtype) < values
+    half = (half.view(torch.int16) + short).view(torch.float16)  # the next one up
+    if torch.isinf(half).any():
+        raise ValueError(f"a scale of {values.max():g} does not fit into 16 bits")
+    return half.to(values.dtype)
 
 
 def requantised(weights: Tensor, bits: int, nested: int | None = None) -> Tensor:

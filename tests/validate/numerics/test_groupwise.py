@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moetier.validate.numerics.groupwise import GROUP, quantise, requantised
+from moetier.validate.numerics.groupwise import GROUP, half_above, quantise, requantised
 
 
 def random_weights(*shape: int, seed: int = 0) -> Tensor:
@@ -141,3 +142,30 @@ def test_nesting_more_bits_than_there_are_is_refused() -> None:
 def test_a_ragged_input_dimension_is_refused() -> None:
     with pytest.raises(ValueError, match="an input dimension of 33 has no whole number"):
         quantise(torch.ones(2, 33), 4)
+
+
+@given(st.lists(st.floats(2.0**-40, 65504, width=32), min_size=1, max_size=8))
+def test_a_half_above_is_the_nearest_one(values: list[float]) -> None:
+    given_values = torch.tensor(values)
+    above = half_above(given_values)
+    below = torch.from_numpy(np.nextafter(above.half().numpy(), np.float16(0))).float()
+
+    assert torch.equal(above.half().float(), above)
+    assert (above >= given_values).all()
+    assert (below < given_values).all()
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-4, 0.02, 3.0])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_half_scales_lose_no_range(size: float, bits: int) -> None:
+    weights = size * random_weights(16, 64).float()
+    quantised = quantise(weights, bits, half_scales=True)
+    error = (quantised.weights() - weights).abs().reshape(16, 2, GROUP)
+
+    assert torch.equal(quantised.scales.half().float(), quantised.scales)
+    assert (error <= quantised.scales * (1 + 1e-6)).all()
+
+
+def test_a_scale_beyond_16_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a scale of 1e\+06 does not fit into 16 bits"):
+        quantise(torch.full((32,), 3e6), 2, half_scales=True)
