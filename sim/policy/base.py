@@ -122,6 +122,8 @@ class Part:
     needs_weights: bool = False  # reads `LayerBatch.weights`
     needs_bit_slices: bool = False  # makes sense only where experts have an MSB and an LSB slice
     counts_demand: bool = False  # reads the counts of `Progress`
+    uncounted_steps: int = 0  # first decode steps that these counts leave out
+    follows_cache: bool = False  # what a batch uses depends on what is cached: nobody foresees it
     predictor: str | None = None  # whose predictions, by name; None: whatever there is
     horizons: Sequence[int] = ()  # how many layers ahead
 
@@ -148,10 +150,12 @@ class Routing(Part):
 class Precision(Part):
     """Which slices of each expert does each token need?
 
-    `formats` are the ways an expert may be computed; `levels` chooses among them by index.
+    `formats` are the ways an expert may be computed; `levels` chooses among them by index. `kernel`
+    names the code that computes them, under which a calibrated profile has its times.
     """
 
     formats: Sequence[ExpertFormat] = (ExpertFormat(),)
+    kernel: str = "whole"
 
     def layout(self, expert_bytes: Sequence[int], geometry: Geometry) -> Layout:
         """Return the slices of a model whose whole experts take *expert_bytes*, per MoE layer."""
@@ -258,8 +262,8 @@ class Warmup(Part):
         """Return what is resident before the first batch, least valuable first, or None."""
         return None
 
-    def observe(self, needed: Sequence[int]) -> None:
-        """Take note of the unique slices of a prefill batch, in access order."""
+    def observe(self, batch: LayerBatch, needed: Sequence[int]) -> None:
+        """Take note of a prefill *batch* and of its unique slices, in access order."""
 
     def decode_begins(self) -> Sequence[int] | None:
         """Return what stays or comes, least valuable first; None leaves what prefill left."""

@@ -22,6 +22,7 @@ class Uniform(Precision):
     """
 
     alters_output = True
+    kernel = "codes"
 
     def __init__(self, bits: int, group: int = 32) -> None:
         if not 1 <= bits <= 16:
