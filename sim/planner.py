@@ -96,7 +96,9 @@ class Planner:
         self._routes = type(policy.routing).route is not Routing.route
         self._narrows = type(policy.precision).narrow is not Precision.narrow
         self._spares = type(policy.precision).spared is not Precision.spared
-        self._counts = any(part.counts_demand for part in policy.parts)
+        counting = [part for part in policy.parts if part.counts_demand]
+        self._counts = bool(counting)
+        self._uncounted = max([part.uncounted_steps for part in counting], default=0)
         self._predicts = policy.uses_predictions
         self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
         self._resolves = type(policy.miss).resolve is not Miss.resolve
@@ -179,7 +181,7 @@ class Planner:
         if self._spares:
             plan.rare, plan.spared = True, self.policy.precision.spared(batch, needed)
         if batch.phase == PREFILL:
-            self.policy.warmup.observe(needed)
+            self.policy.warmup.observe(batch, needed)
         if self._warmup_bytes or self._replaced:
             plan.rare = True
             plan.warmup_bytes, self._warmup_bytes = self._warmup_bytes, 0
@@ -193,6 +195,9 @@ class Planner:
         progress = self._progress
         if batch.step != self._counted_step:
             self._counted_step = batch.step
+            if progress.decode_steps == self._uncounted:
+                counts = progress.lookups, progress.lookup_bytes
+                progress.uncounted = *counts, progress.fetches, progress.fetch_bytes
             progress.decode_steps += 1
         progress.lookups += len(needed)
         progress.lookup_bytes += self.layout.size(needed)

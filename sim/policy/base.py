@@ -74,6 +74,8 @@ class Progress:
     lookup_bytes: int = 0
     fetches: int = 0
     fetch_bytes: int = 0
+    uncounted: tuple[int, int, int, int] = 0, 0, 0, 0
+    # of the first decode steps alone, as many as the most `uncounted_steps` of a part
 
 
 class ExpertFormat(NamedTuple):
@@ -122,7 +124,7 @@ class Part:
     needs_weights: bool = False  # reads `LayerBatch.weights`
     needs_bit_slices: bool = False  # makes sense only where experts have an MSB and an LSB slice
     counts_demand: bool = False  # reads the counts of `Progress`
-    uncounted_steps: int = 0  # first decode steps that these counts leave out
+    uncounted_steps: int = 0  # decode steps whose counts `Progress.uncounted` shall hold
     follows_cache: bool = False  # what a batch uses depends on what is cached: nobody foresees it
     predictor: str | None = None  # whose predictions, by name; None: whatever there is
     horizons: Sequence[int] = ()  # how many layers ahead

@@ -6,6 +6,7 @@ from collections import Counter
 
 from moetier.sim.policy.base import Miss, Missed
 from moetier.sim.policy.seams import miss
+from moetier.sim.policy.whole import absent
 from moetier.traces.batch import LayerBatch
 from moetier.traces.registry import Natural
 
@@ -15,7 +16,7 @@ class Cpu(Miss):
     """Run a missed expert on the processor of the next tier, while the hits run on the first.
 
     An expert with more than *max_tokens* tokens in the batch is fetched instead: computing then
-    costs more than moving (0: no limit).
+    costs more than moving (0: no limit). So is what is missing of an expert that is there in part.
     """
 
     computes_below = True
@@ -24,10 +25,9 @@ class Cpu(Miss):
         self.max_tokens = max_tokens
 
     def resolve(self, missing: list[int], batch: LayerBatch) -> Missed:
-        if not self.max_tokens or batch.n_tokens <= self.max_tokens:
-            return Missed([], cpu=missing)
-        tokens = Counter(batch.experts)
-        expert_of = self.context.layout.expert_of
-        few = [s for s in missing if tokens[expert_of(s)] <= self.max_tokens]
-        kept = set(few)
-        return Missed([s for s in missing if s not in kept], cpu=few)
+        below = absent(self.context, missing)
+        if self.max_tokens and batch.n_tokens > self.max_tokens:
+            tokens, expert_of = Counter(batch.experts), self.context.layout.expert_of
+            below = [s for s in below if tokens[expert_of(s)] <= self.max_tokens]
+        stays = set(below)
+        return Missed([s for s in missing if s not in stays], cpu=below)

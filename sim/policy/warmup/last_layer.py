@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from moetier.sim.policy.base import Context, Warmup
 from moetier.sim.policy.seams import warmup
+from moetier.traces.batch import LayerBatch
 
 
 @warmup.register("last-layer")
@@ -16,7 +17,7 @@ class LastLayer(Warmup):
         super().start(context)
         self._last: Sequence[int] = ()
 
-    def observe(self, needed: Sequence[int]) -> None:
+    def observe(self, batch: LayerBatch, needed: Sequence[int]) -> None:
         self._last = needed
 
     def decode_begins(self) -> Sequence[int] | None:
