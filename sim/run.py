@@ -271,8 +271,8 @@ def foresee(source: TraceSource, stage: Stage) -> Future:
     policy.routing.start(context)
     policy.precision.start(context)
     return Future(
-        list(dict.fromkeys(policy.precision.needed(policy.routing.route(batch))))
-        for batch in source.batches()
+        list(dict.fromkeys(policy.precision.needed(policy.precision.narrow(batch))))
+        for batch in map(policy.routing.route, source.batches())
     )
 
 

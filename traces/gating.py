@@ -53,7 +53,15 @@ class GateRule:
     def choose(self, scores: Floats) -> tuple[Ints, Floats]:
         """Return ids and weights (V, K) of the largest *scores* (V, E), ties to the lower id."""
         ids: Ints = np.argsort(-scores, axis=1, kind="stable")[:, : self.top_k]
-        weights = np.take_along_axis(self.probabilities(scores), ids, axis=1)
+        return ids, self.weigh(scores, ids)
+
+    def weigh(self, scores: Floats, ids: Ints) -> Floats:
+        """Return the weights (V, K) that *scores* (V, E) give to any *ids* (V, K)."""
         if self.normalised:
+            # Of some logits alone the softmax is that of all, divided by their sum; and it cannot
+            # vanish however far below the largest they are.
+            weights = self.probabilities(np.take_along_axis(scores, ids, axis=1))
             weights = weights / weights.sum(axis=1, keepdims=True)
-        return ids, weights.astype(np.float32)
+        else:
+            weights = np.take_along_axis(self.probabilities(scores), ids, axis=1)
+        return weights.astype(np.float32)

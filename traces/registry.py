@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 E = TypeVar("E", bound=Callable[..., Any])
 
 
@@ -125,7 +126,10 @@ def _spell(hint: Any) -> str:
     TypeAdapter(hint)  # a hint that cannot be checked is a bug of the extension
     if get_origin(hint) is Annotated:
         limits = [
-            f">= {limit.ge}" for limit in hint.__metadata__[0].metadata if hasattr(limit, "ge")
+            f"{sign} {getattr(limit, name)}"
+            for limit in hint.__metadata__[0].metadata
+            for name, sign in (("ge", ">="), ("le", "<="))
+            if hasattr(limit, name)
         ]
         return " ".join([hint.__origin__.__name__, *limits])
     return str(hint).replace("typing.", "")

@@ -15,6 +15,13 @@ def check_fit(policy: Policy, layout: Layout, header: Header) -> None:
     Whether each single row of a trace has weights is known only when it is read.
     """
     for seam, part in _by_seam(policy):
+        if part.follows_cache and policy.needs_future:
+            raise InputError(
+                f"'{_name(part)}' goes by what is cached, so that no oracle can foresee what is "
+                "needed",
+                where=f"policy.{seam}",
+                way_out="use it without `belady` and `oracle`",
+            )
         if part.needs_bit_slices and not layout.bit_sliced:
             raise InputError(
                 f"'{_name(part)}' is about MSB and LSB slices, and experts have none here",

@@ -33,8 +33,7 @@ class Uniform(Precision):
         self.formats = (ExpertFormat(bits, group=group),)
 
     def layout(self, expert_bytes: Sequence[int], geometry: Geometry) -> Layout:
-        cost = self.bits + Fraction(16 + self.bits, self.group)
-        size = math.ceil(geometry.expert_weights * cost / 8)
+        size = quantised_bytes(geometry, self.bits, self.group)
         if size > min(expert_bytes):
             raise InputError(
                 f"precision 'uniform': an expert at {self.bits} bits takes {size} bytes with its "
@@ -42,3 +41,9 @@ class Uniform(Precision):
                 way_out="use fewer bits, or `precision: full`",
             )
         return Layout([[size]] * len(expert_bytes), geometry.n_experts)
+
+
+def quantised_bytes(geometry: Geometry, bits: int, group: int) -> int:
+    """Return what an expert takes in codes of *bits* bits, with scales and zero-points."""
+    cost = bits + Fraction(16 + bits, group)
+    return math.ceil(geometry.expert_weights * cost / 8)
