@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from moetier.sim.layout import Layout
 from moetier.sim.machine.costs import Costs
 from moetier.sim.machine.hierarchy import Hierarchy
+from moetier.sim.machine.tables import computed_experts
 from moetier.sim.units import ceil_div
 from moetier.traces.batch import LayerBatch
 
@@ -22,6 +23,7 @@ class ProfileEstimates:
             costs.dense_ns,
             layout.layer_size,
         )
+        self._tabled, self._n_parts = costs.tabled, layout.n_parts
         last = layout.n_layers - 1
         self._next = [min(layer + 1, last) for layer in range(layout.n_layers)]
         self._copy, self._lanes = link.copy_ns(self._size, link.lanes), link.lanes
@@ -32,7 +34,8 @@ class ProfileEstimates:
         Now is the end of the dense part of *batch*, which uses *needed*: its experts come first,
         then the dense parts of the layers up to the target and, between them, experts like its own.
         """
-        experts = self._experts(self._layer_size(needed), len(batch.experts))
+        count = computed_experts(needed, (), self._n_parts) if self._tabled else 0
+        experts = self._experts(self._layer_size(needed), len(batch.experts), count)
         layer, total = batch.layer, 0
         for _ in range(horizon):
             layer = self._next[layer]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ class DenseWork:
     window: int
     decode_ops: Ints  # per token and in decode only: what a policy adds or spares
     decode_bytes: Ints
+    head_bytes: Ints  # of the output head, which are part of weight_bytes
     model_layers: Ints  # how many layers of the model a MoE layer stands for
 
     def of(self, layer: Ints, phase: Ints, tokens: Ints, context: Ints) -> Work:
@@ -73,6 +75,17 @@ class DenseWork:
             + self.decode_bytes[layer] * decode
         )
         return Work(ops, nbytes)
+
+    def mean_context(self, layer: int, tokens: int, context: int) -> Fraction:
+        """Return the key/value entries that one of the layers *layer* stands for sees, on average.
+
+        All *tokens* together; fewer than *context* where layers have a sliding window.
+        """
+        full, windowed = int(self.context_ops[layer]), int(self.window_ops[layer])
+        if not windowed:
+            return Fraction(context)
+        seen = full * context + windowed * min(context, self.window * tokens)
+        return Fraction(seen, full + windowed)
 
 
 def dense_work(header: Header, weights: str, kv_bytes: int = 2) -> DenseWork:
@@ -111,6 +124,7 @@ def dense_work(header: Header, weights: str, kv_bytes: int = 2) -> DenseWork:
         window=geometry.sliding_window or NO_WINDOW,
         decode_ops=np.zeros(len(spans), np.int64),
         decode_bytes=np.zeros(len(spans), np.int64),
+        head_bytes=head,
         model_layers=np.array([len(span) for span in spans]),
     )
 
