@@ -12,11 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moetier.validate.numerics.channels.ternary import half
-
 
 def recovery_maps(down: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return U, (..., H, r), and V, (..., I, r), in float16 for *down*, (..., H, I)."""
+    """Return U, (..., H, r), and V, (..., I, r), in bfloat16 for *down*, (..., H, I)."""
     exact = down.double()
     # Eigenvectors of the smaller Gram matrix give the same spaces as an SVD, many times faster.
     if down.shape[-1] <= down.shape[-2]:
@@ -25,7 +23,7 @@ def recovery_maps(down: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     else:
         basis = _first(exact @ exact.mT, rank)
         right, left = exact.mT @ basis, basis
-    return half(left.float(), "a recovery map"), half(right.float(), "a recovery map")
+    return left.to(torch.bfloat16), right.to(torch.bfloat16)
 
 
 def _first(gram: Tensor, rank: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from moetier.traces.errors import InputError
 from moetier.validate.numerics.channels.recovery import recovery_maps
 from moetier.validate.numerics.channels.rotation import rotation
-from moetier.validate.numerics.channels.ternary import THRESHOLD, half, pack, ternarise, unpack
+from moetier.validate.numerics.channels.ternary import THRESHOLD, pack, ternarise, unpack
 from moetier.validate.numerics.experts import ExpertMatrices
 
 
@@ -39,11 +39,11 @@ class Sketch:
 
     gate: Tensor  # (E, I, P) uint8, packed trits of the rotated gate projections
     up: Tensor
-    gate_scales: Tensor  # (E, I, G) float16
+    gate_scales: Tensor  # (E, I, G) bfloat16
     up_scales: Tensor
-    norms: Tensor  # (E, I) float16, of the columns of the down projections
-    left: Tensor  # (E, H, r) float16
-    right: Tensor  # (E, I, r) float16
+    norms: Tensor  # (E, I) bfloat16, of the columns of the down projections
+    left: Tensor  # (E, H, r) bfloat16
+    right: Tensor  # (E, I, r) bfloat16
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by name."""
@@ -96,7 +96,7 @@ def make_sketch(experts: ExpertMatrices, settings: ChannelSettings, name: str = 
             gate = ternarise(turn.apply(experts.gate[e]), settings.group, settings.threshold)
             up = ternarise(turn.apply(experts.up[e]), settings.group, settings.threshold)
             down = experts.down[e].float()
-            norms = half(down.norm(dim=0), "the norm of a down projection's column")
+            norms = down.norm(dim=0).to(torch.bfloat16)
             maps = recovery_maps(down, settings.rank)
         except InputError as error:
             where = f"{name} expert {e}".strip()

@@ -36,12 +36,12 @@ def groups_of(hidden: int, group: int | None) -> list[int]:
 def ternarise(
     rows: Tensor, group: int | None = None, threshold: float = THRESHOLD
 ) -> tuple[Tensor, Tensor]:
-    """Return trits, (..., R, H) in int8, and scales, (..., R, G) in float16, of *rows*.
+    """Return trits, (..., R, H) in int8, and scales, (..., R, G) in bfloat16, of *rows*.
 
     A group without a weight above the threshold, such as one of zeros, has scale 0.
 
     Raises:
-        InputError: If a weight is not finite, or a scale is beyond what 16 bits hold.
+        InputError: If a weight is not finite.
     """
     if not bool(torch.isfinite(rows).all()):
         raise InputError(
@@ -53,7 +53,7 @@ def ternarise(
         above = size > threshold * size.mean(-1, keepdim=True)
         trits.append((part.sign() * above).to(torch.int8))
         scales.append((size * above).sum(-1) / above.sum(-1).clamp(min=1))
-    return torch.cat(trits, -1), half(torch.stack(scales, -1), "a sketch")
+    return torch.cat(trits, -1), torch.stack(scales, -1).to(torch.bfloat16)
 
 
 def pack(trits: Tensor, group: int | None = None) -> Tensor:
@@ -88,14 +88,3 @@ def unpack(packed: Tensor, hidden: int, group: int | None = None) -> Tensor:
             rest = rest & 255
         trits.append(torch.stack(digits, -2).flatten(-2)[..., :width])
     return torch.cat(trits, -1)
-
-
-def half(values: Tensor, what: str) -> Tensor:
-    """Return *values* in float16; raise `InputError` if one of *what* does not fit."""
-    small = values.to(torch.float16)
-    if not bool(torch.isfinite(small).all()):
-        raise InputError(
-            f"{what} has a scale of {float(values.abs().max()):.3g}, beyond 16 bits (65504)",
-            way_out="rescale the weights",
-        )
-    return small
