@@ -40,7 +40,8 @@ class LayerPlan:
     lower_lookups: int = 0  # of the second tier, by this batch's demands
     lower_hits: int = 0
     warmup_bytes: int = 0  # brought by warm-up before this batch, not charged to time
-    rare: bool = False  # has it more than needed, missing, fetch and evicted?
+    early: bool = False  # has it any prefetches, or news of earlier ones?
+    rare: bool = False  # has it more than these and needed, missing, fetch and evicted?
     resident: int = 0  # bytes planned in the fastest tier after the batch
     peak: int = 0  # most bytes planned there during the batch
 

@@ -100,6 +100,7 @@ class Planner:
         self._counts = bool(counting)
         self._uncounted = max([part.uncounted_steps for part in counting], default=0)
         self._predicts = policy.uses_predictions
+        self._observes = type(policy.routing).observe is not Routing.observe
         self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
         self._resolves = type(policy.miss).resolve is not Miss.resolve
         self._releases = type(self._top.eviction).release is not Eviction.release
@@ -124,7 +125,8 @@ class Planner:
         if self._predicts:
             if batch.predict is not None:
                 batch.predicted = batch.predict(batch)
-            self.policy.routing.observe(batch)
+            if self._observes:
+                self.policy.routing.observe(batch)
         if self._whole:
             base = batch.layer * self._layer_slices
             needed = recency = [base + expert for expert in batch.experts]
@@ -162,7 +164,7 @@ class Planner:
         if self._early:
             used = self._early.intersection(needed)
             if used:
-                plan.rare, plan.prefetch_used = True, len(used)
+                plan.early, plan.prefetch_used = True, len(used)
                 self._early -= used
         self._touch(recency)
         plan.peak = top.used
@@ -265,21 +267,24 @@ class Planner:
         wanted = [s for s in candidates if s not in resident]
         if not wanted:
             return evicted
-        wanted = list(dict.fromkeys(wanted))
-        room = top.capacity - self._pinned_bytes - self.layout.size(active)
-        admitted = wanted
-        if self.layout.size(wanted) > room and not top.eviction.ignores_capacity:
+        if len(wanted) > 1:
+            wanted = list(dict.fromkeys(wanted))
+        size = self.layout.size
+        room = top.capacity - self._pinned_bytes - size(active)
+        admitted, nbytes = wanted, size(wanted)
+        if nbytes > room and not top.eviction.ignores_capacity:
             admitted = list(self._fitting(wanted, room))
+            nbytes = size(admitted)
         if not admitted:
             return evicted
         slices = self._layer_slices
         for s in admitted:
             self._ahead[s // slices].append(s)
         self._pinned.update(admitted)
-        self._pinned_bytes += self.layout.size(admitted)
+        self._pinned_bytes += nbytes
         top.insert(admitted)
-        spared = set(admitted).intersection(evicted) if evicted else ()
-        if spared:
+        if evicted and not resident.isdisjoint(evicted):  # some are back
+            spared = set(admitted).intersection(evicted)
             evicted = [s for s in evicted if s not in spared]
             admitted = [s for s in admitted if s not in spared]
         self._bring(plan, admitted)
@@ -291,13 +296,15 @@ class Planner:
         """Book the copies of what was *admitted* early."""
         self._fresh.difference_update(admitted)
         if self._lower is not None and admitted:
+            plan.rare = True
             uncounted = LayerPlan(plan.batch, [], [])
             hops = plan.prefetch_hops = self._bring_up(uncounted, admitted)
             for s, n in zip(admitted, hops, strict=True):
                 (self._deep.add if n > 1 else self._deep.discard)(s)
         self._early.update(admitted)
-        plan.rare, plan.prefetch = True, admitted
-        plan.peak = max(plan.peak, self._top.used)
+        plan.early, plan.prefetch = True, admitted
+        if self._top.used > plan.peak:
+            plan.peak = self._top.used
 
     def _fitting(self, wanted: list[int], room: int) -> Iterator[int]:
         """Yield *wanted* slices, the first ones first, until one does not fit in *room* bytes."""
@@ -338,7 +345,7 @@ class Planner:
         if self._early:
             wasted = self._early.intersection(evicted)
             if wasted:
-                plan.rare, plan.prefetch_wasted = True, self.layout.size(wasted)
+                plan.early, plan.prefetch_wasted = True, self.layout.size(wasted)
                 self._early -= wasted
         if self.exclusive and self._lower is not None:
             self._lower.insert(evicted)

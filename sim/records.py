@@ -53,6 +53,10 @@ RARE = (
     "dropped_bytes",  # prefetches that left the plan while they were queued
     "demoted_bytes", "warmup_bytes",
 )  # fmt: skip
+# Those of them that a policy which prefetches has for most batches.
+EARLY = (
+    "prefetch_issued", "prefetch_bytes", "prefetch_used", "prefetch_wasted_bytes", "dropped_bytes",
+)  # fmt: skip
 ENERGY = tuple(f"energy_{name}_pj" for name in COMPONENTS)
 SCHEMA = pa.schema([pa.field(name, pa.int64()) for name in (*COMMON, *DERIVED, *RARE, *ENERGY)])
 
@@ -76,14 +80,22 @@ class Recorder:
         self._rows = array("q")  # COMMON, batch after batch
         self._bytes = array("q")  # where experts have parts: what `_of_parts` says
         self._rare = array("q")  # row number, then RARE
+        self._early = array("q")  # row number, then EARLY, of other rows
         self._full = block_rows * len(COMMON)
 
     def add(self, plan: LayerPlan, timing: LayerTiming) -> None:
         """Add one batch."""
         batch = plan.batch
         start, dense, wait, copy, experts, _end, late, dropped = timing
-        if plan.rare or dropped:
+        if plan.rare:
             self._add_rare(plan, dropped)
+        elif plan.early or dropped:
+            early = plan.prefetch
+            self._early.extend((
+                len(self._rows) // len(COMMON),
+                len(early), self._size(early) if early else 0,
+                plan.prefetch_used, plan.prefetch_wasted, dropped,
+            ))  # fmt: skip
         if self._parts:
             self._bytes.extend(self._of_parts(plan))
         self._rows.extend((
@@ -106,10 +118,15 @@ class Recorder:
         if self._rare:
             given = np.frombuffer(self._rare, np.int64).reshape(-1, 1 + len(RARE)).T
             rare[:, given[0]] = given[1:]
+        if self._early:
+            given = np.frombuffer(self._early, np.int64).reshape(-1, 1 + len(EARLY)).T
+            for name, values in zip(EARLY, given[1:], strict=True):
+                rare[RARE.index(name), given[0]] = values
         columns.update(zip(RARE, rare, strict=True))
         columns.update(zip(DERIVED, self._derived(columns), strict=True))
         columns.update(zip(ENERGY, self._energy.of(columns), strict=True))
-        self._rows, self._bytes, self._rare = array("q"), array("q"), array("q")
+        self._rows, self._bytes = array("q"), array("q")
+        self._rare, self._early = array("q"), array("q")
         for sink in self._sinks:
             sink(columns)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from moetier.sim.layout import Layout
 from moetier.sim.policy.base import Eviction
@@ -15,19 +16,19 @@ class Cache:
     the capacity or remove what is pinned.
     """
 
-    __slots__ = ("_size", "capacity", "eviction", "resident", "used")
+    __slots__ = ("_each", "_size", "capacity", "eviction", "resident", "used")
 
     def __init__(self, layout: Layout, capacity: int, eviction: Eviction) -> None:
         """Start empty with *capacity* bytes, under *eviction*, which the caller starts."""
         self.capacity, self.eviction = capacity, eviction
         self.resident: set[int] = set()
         self.used = 0
-        self._size = layout.size
+        self._size, self._each = layout.size, layout.each
 
     def insert(self, slices: Sequence[int]) -> None:
         """Add *slices* that are not resident; the capacity is checked by `trim`, not here."""
         self.resident.update(slices)
-        self.used += self._size(slices)
+        self.used += self._each * len(slices) or self._size(slices)
         self.eviction.insert(slices)
 
     def trim(self, pinned: set[int] | frozenset[int]) -> list[int]:
@@ -36,7 +37,8 @@ class Cache:
         if excess <= 0 or self.eviction.ignores_capacity:
             return []
         victims = self.eviction.victims(excess, pinned)
-        self._spare(pinned, victims)
+        if not pinned.isdisjoint(victims):
+            self._refuse(pinned, victims)
         self._drop(victims)
         if self.used > self.capacity and not self.resident <= pinned:
             raise RuntimeError(
@@ -49,7 +51,8 @@ class Cache:
         """Let go of what the policy does not keep after a batch that used *needed*."""
         done = self.eviction.release(needed, pinned)
         if done:
-            self._spare(pinned, done)
+            if not pinned.isdisjoint(done):
+                self._refuse(pinned, done)
             self._drop(done)
         return done
 
@@ -68,13 +71,12 @@ class Cache:
         self.eviction.touch(wanted)
         return left, came
 
-    def _spare(self, pinned: set[int] | frozenset[int], leaving: Sequence[int]) -> None:
-        """Refuse that anything *pinned* leaves."""
-        if not pinned.isdisjoint(leaving):
-            raise RuntimeError(
-                f"{type(self.eviction).__name__} evicts {sorted(pinned.intersection(leaving))}, "
-                "which are in use"
-            )
+    def _refuse(self, pinned: set[int] | frozenset[int], leaving: Sequence[int]) -> NoReturn:
+        """Say which of those *leaving* are *pinned*."""
+        raise RuntimeError(
+            f"{type(self.eviction).__name__} evicts {sorted(pinned.intersection(leaving))}, "
+            "which are in use"
+        )
 
     def _drop(self, slices: Sequence[int]) -> None:
         """Remove *slices*, which must be resident and named once."""
@@ -85,4 +87,4 @@ class Cache:
                 f"{type(self.eviction).__name__} evicts {list(slices)}, some of which are not "
                 "resident or named twice"
             )
-        self.used -= self._size(slices)
+        self.used -= self._each * len(slices) or self._size(slices)

@@ -39,8 +39,7 @@ class OneLane:
         if queue:
             self._advance(asked)
         if done:
-            # What has landed is resident like any other, and need not be kept here.
-            self._done = done = {s: end for s, end in done.items() if end > asked}
+            done = self._under_way(asked)
             for s in plan.needed if done else ():
                 if s in done:
                     late += 1
@@ -55,7 +54,8 @@ class OneLane:
         if plan.fetch:
             copied = self._copy(plan.fetch, asked)
         if plan.prefetch:
-            queue.update(dict.fromkeys(plan.prefetch, asked))
+            for s in plan.prefetch:
+                queue[s] = asked
         return max(landed, copied), copied, asked, late
 
     def drop(self, slices: Sequence[int], now: int) -> int:
@@ -83,10 +83,10 @@ class OneLane:
 
     def queued_bytes(self, now: int) -> int:
         """Return the bytes of prefetches that are queued or in flight towards the fastest tier."""
-        self._advance(now)
-        if self._done:
-            self._done = {s: end for s, end in self._done.items() if end > now}
-        return self._size(self._queue) + self._size(self._done)
+        if self._queue:
+            self._advance(now)
+        left = self._size(self._queue) if self._queue else 0
+        return left + self._size(self._under_way(now)) if self._done else left
 
     def cancel(self, slices: Sequence[int], now: int) -> list[int]:
         """Withdraw the queued prefetches among *slices*; return those that had not started."""
@@ -114,6 +114,14 @@ class OneLane:
         self._busy += took
         self._free = end = max(at, self._free) + took
         return end
+
+    def _under_way(self, now: int) -> dict[int, int]:
+        """Forget what has landed, which is resident like any other; return the rest of `_done`."""
+        if self._free <= now:
+            self._done.clear()
+        else:
+            self._done = {s: end for s, end in self._done.items() if end > now}
+        return self._done
 
     def _advance(self, to: int) -> None:
         """Start the queued prefetches whose turn came before *to*."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-import numpy as np
+from itertools import islice
+from math import inf
 
 from moetier.sim.policy.base import Context, Prefetch
 from moetier.sim.policy.seams import prefetch
-from moetier.traces.batch import LayerBatch
+from moetier.traces.batch import Floats, LayerBatch
 from moetier.traces.registry import Natural, Positive
 
-_AT_ONCE = 16  # experts turned into integers at a time: a caller may stop at the first few
+_ONE_BY_ONE = 16  # experts looked for before the rest are sorted
 
 
 @prefetch.register("predicted")
@@ -43,7 +43,7 @@ class Predicted(Prefetch):
 def ranked(
     context: Context, batch: LayerBatch, horizon: int, budget: int | None = 0
 ) -> Iterator[int]:
-    """Yield the slices that *batch* predicts for *horizon* layers later, most likely first.
+    """Return the slices that *batch* predicts for *horizon* layers later, most likely first.
 
     That is the union of its tokens' predicted top-k, or the *budget* likeliest (None: all experts);
     nothing where there is no prediction or no such layer. Of an expert with several parts it is the
@@ -52,19 +52,30 @@ def ranked(
     scores, layout, gate = batch.predicted.get(horizon), context.layout, context.gate
     layer = batch.layer + horizon
     if scores is None or layer >= layout.n_layers or gate is None:
-        return
-    # One token's scores rank as its probabilities do; several tokens' have to be added up.
-    shares = scores[0] if len(scores) == 1 else gate.probabilities(scores).sum(axis=0)
-    order = (-shares).argsort(kind="stable")  # the function np.argsort takes twice as long
-    if budget != 0:
-        order = order[:budget]
-    elif len(scores) == 1:
-        order = order[: gate.top_k]
-    else:
-        wanted = np.zeros(len(order), bool)
-        wanted[gate.choose(scores)[0]] = True
-        order = order[wanted[order]]
+        return iter(())
     first, parts = layer * layout.layer_slices, layout.n_parts
-    for begin in range(0, len(order), _AT_ONCE):
-        for expert in order[begin : begin + _AT_ONCE].tolist():
-            yield first + expert * parts
+    if len(scores) == 1:  # one token's scores rank as its probabilities do
+        return islice(_descending(scores[0], first, parts), gate.top_k if budget == 0 else budget)
+    order = _descending(gate.probabilities(scores).sum(axis=0), first, parts)
+    if budget != 0:
+        return islice(order, budget)
+    wanted = {first + expert * parts for expert in gate.choose(scores)[0].ravel().tolist()}
+    return filter(wanted.__contains__, order)
+
+
+def _descending(shares: Floats, first: int, step: int) -> Iterator[int]:
+    """Yield `first + expert * step` by falling share, ties to the lower index, NaN last.
+
+    Most callers stop after a few. These are found one by one: sorting a hundred takes longer than
+    looking ten times for the largest.
+    """
+    left, found = shares.copy(), 0
+    while found < _ONE_BY_ONE:
+        at = int(left.argmax())
+        if not left.item(at) > -inf:  # nothing left, or something that only sorting can place
+            break
+        left[at] = -inf
+        found += 1
+        yield first + at * step
+    for at in (-shares).argsort(kind="stable")[found:].tolist():
+        yield first + at * step
