@@ -123,6 +123,7 @@ class RunConfig(_Block):
     policy: str | dict[str, Any] = "on-demand"
     tiers: list[str] | None = None
     exclusive: bool = False
+    overlap: bool = False  # an expert begins when its own slices are there, not the whole batch's
     seed: int = Field(default=0, ge=0)
     popularity: str | None = None  # a trace whose counts a `static` part uses, or `own`
     predictor: str | dict[str, Any] | None = None  # whose predictions the batches carry

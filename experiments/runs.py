@@ -48,6 +48,7 @@ def setting_of(config: RunConfig, profile: Profile) -> Setting:
         weights=config.weights,
         tiers=config.tiers,
         exclusive=config.exclusive,
+        overlap=config.overlap,
         seed=config.seed,
         warmup_steps=config.measure.warmup_steps,
         kv_bytes=config.kv_bytes,

@@ -22,8 +22,18 @@ from pydantic import (
     model_validator,
 )
 
+from moetier.sim.calibrated import DenseRows, ExpertRows
 from moetier.sim.throughput import PositiveBytes, PositiveRate, ThroughputField, above_zero
-from moetier.sim.units import EnergyPerByte, EnergyPerOp, Ops, Power, Time, ceil_div, parse_ops
+from moetier.sim.units import (
+    EnergyPerByte,
+    EnergyPerOp,
+    Ops,
+    Percent,
+    Power,
+    Time,
+    ceil_div,
+    parse_ops,
+)
 from moetier.sim.yaml_input import check, read_yaml
 from moetier.traces.errors import InputError, nearest
 
@@ -86,6 +96,8 @@ class Compute(_Block):
 
     *peak* is in operations per second (a multiply-add is two), by number format or one for all;
     *overhead* in ns is paid per batch of kernels, *host_time_per_layer* in ns by the host program.
+    Measured times of *experts* and of the *dense* part replace the roofline over the peak; those of
+    the dense part include the overhead.
     """
 
     tier: str
@@ -98,6 +110,8 @@ class Compute(_Block):
     energy: EnergyPerOp = 0
     overhead: Time = 0
     host_time_per_layer: Time = 0
+    experts: ExpertRows = ()
+    dense: DenseRows = ()
 
     def peak_of(self, dtype: str) -> int:
         """Return operations per second in *dtype*; raise `InputError` where none is known."""
@@ -110,6 +124,16 @@ class Compute(_Block):
         return found
 
 
+class Contention(_Block):
+    """What copies into the fastest tier and the main processor take from each other.
+
+    *compute_slowdown* is how much longer compute takes while such a copy is in flight: "20 %" means
+    that it progresses at 1 / 1.2 of its speed.
+    """
+
+    compute_slowdown: Percent
+
+
 class Profile(BaseModel):
     """A machine: *tiers* from fastest to slowest, *links*, and processors, the main one first."""
 
@@ -120,6 +144,7 @@ class Profile(BaseModel):
     tiers: dict[str, Tier] = Field(min_length=1)
     links: list[Link] = Field(default_factory=list)
     compute: dict[str, Compute] = Field(min_length=1)
+    contention: Contention | None = None  # None: not known, and not modelled
     static_power: Power = 0  # microwatts, whatever runs
     notes: str | None = None
     identity: dict[str, str] | None = None  # of a calibrated profile: GPU, driver, precision, date

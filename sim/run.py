@@ -51,6 +51,7 @@ class Setting:
     weights: str | None = None  # default: what the trace records, else bf16
     tiers: list[str] | None = None  # default: from the main processor's tier down
     exclusive: bool = False
+    overlap: bool = False  # an expert begins when its own slices are there
     seed: int = 0
     warmup_steps: int = 0  # decode steps left out of rates and means
     kv_bytes: int = 2  # of one number of the key/value cache
@@ -106,7 +107,7 @@ def set_up(
         InputError: If the parts do not fit together, naming the key, the value and the way out.
     """
     geometry = header.geometry
-    hierarchy = build_hierarchy(setting.profile, setting.tiers, setting.exclusive)
+    hierarchy = build_hierarchy(setting.profile, setting.tiers, setting.exclusive, setting.overlap)
     policy = compose(setting.policy, hierarchy.cached)
     if policy.needs_future and not has_future:
         raise InputError(
@@ -139,7 +140,7 @@ def set_up(
         predictor_bytes,
         policy.precision.beside(geometry),
     )
-    costs = Costs(hierarchy, work, layout, expert_ops)
+    costs = Costs(hierarchy, work, layout, expert_ops, kernel=policy.precision.kernel)
     return Stage(
         hierarchy=hierarchy,
         policy=policy,
@@ -234,6 +235,7 @@ def simulate(
         ),
         known_limitations=[
             *limitations(source.header, setting.profile, stage.policy, stage.expert_ops),
+            *stage.costs.remarks,
             *filter(None, [getattr(source, "assumption", None)]),  # of drawn predictions
         ],
         elapsed_ns=elapsed,

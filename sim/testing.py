@@ -243,20 +243,32 @@ def make_case(pick: Callable[[Sequence[Any]], Any], **fixed: Any) -> Case:
         down={"bandwidth": _toy_rate(pick), "lanes": pick([1, 2])} if exclusive else None,
         gpu={"overhead": pick(["0 ns", "2 ns"]), "host_time_per_layer": pick(["0 ns", "1 ns"])},
         cpu={"overhead": pick(["0 ns", "7 ns"])},
+        contention=_toy_contention(choose("slowdown", [None, None, None, "20 %", "250 %"])),
     )
     least, total = top_k * max(each), n_experts * sum(each)
     room = {"hbm": min(total, least + choose("room", [0, 4, 12, 24, 40, 1000]))}
     if tiers == 3:
         room["dram"] = min(total, least + pick([0, 8, 16, 1000]))
     policy = {
-        "eviction": choose("eviction", SEAMS["eviction"].names()),
+        "eviction": choose("eviction", whole_evictions()),
         "prefetch": choose("prefetch", prefetches()),
         "miss": choose("miss", ["fetch", "fetch", "cpu", "skip", {"kind": "skip", "keep": 1}]),
         "warmup": choose("warmup", ["none", "none", *SEAMS["warmup"].names()]),
     }
-    setting = {"capacity": room, "exclusive": exclusive, "seed": pick(range(3))}
+    setting = {
+        "capacity": room,
+        "exclusive": exclusive,
+        "overlap": choose("overlap", [False, True]),
+        "seed": pick(range(3)),
+    }
     assert not fixed, f"unknown choices {sorted(fixed)}"
     return Case(ArrayTrace.of(_stored(header, synthetic)), profile, policy, setting)
+
+
+def whole_evictions() -> list[str]:
+    """Return the eviction policies that work on whole experts."""
+    seam = SEAMS["eviction"]
+    return [name for name in seam.names() if not getattr(seam.get(name), "needs_bit_slices", False)]
 
 
 def prefetches() -> list[Any]:
@@ -291,6 +303,10 @@ def _toy_rate(pick: Callable[[Sequence[Any]], Any]) -> Any:
         for size, lanes, rate in [(2, 1, 400), (8, 1, 900), (2, 2, 700), (8, 2, 1500), (8, 4, 2100)]
     ]
     return pick(["1 GB/s", "2 GB/s", "500 MB/s", "100 MB/s", "100 MB/s", table])
+
+
+def _toy_contention(slowdown: str | None) -> dict[str, str] | None:
+    return {"compute_slowdown": slowdown, "source": "a toy"} if slowdown else None
 
 
 def _stored(header: Header, source: Synthetic) -> Any:

@@ -160,6 +160,11 @@ def parse_share(text: object) -> Fraction:
     return share
 
 
+def parse_percent(text: object) -> Fraction:
+    """Return how much more, such as "120 %", as an exact fraction that may exceed 1."""
+    return _SHARES.exact(text)
+
+
 def ceil_div(numerator: int, denominator: int) -> int:
     """Return *numerator* / *denominator*, rounded up."""
     return -(-numerator // denominator)
@@ -204,3 +209,4 @@ EnergyPerByte = Annotated[
 EnergyPerOp = Annotated[int, BeforeValidator(parse_energy_per_op), _json(_ENERGIES_PER_OP.spell)]
 Power = Annotated[int, BeforeValidator(parse_power), _json(_POWERS.spell)]
 Share = Annotated[Fraction, BeforeValidator(parse_share), _json(_spell_share)]
+Percent = Annotated[Fraction, BeforeValidator(parse_percent), _json(_spell_share)]

@@ -16,8 +16,18 @@ from moetier.traces.schema import Header
 def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: int) -> list[str]:
     """Return what a simulated run took for granted, one sentence each."""
     found = ["time and energy are modelled, not measured"]
-    if profile.identity is None:
+    if not profile.main_compute.experts and not profile.main_compute.dense:
         found.append(f"compute on '{profile.name}' is a roofline over the peaks of its profile")
+    if profile.identity is not None:
+        when = profile.identity.get("date", "an unknown date")
+        found.append(
+            f"'{profile.name}' was calibrated on one machine ({when}); this simulation may run on "
+            "any, and says nothing about how another would do"
+        )
+    if profile.contention is None:
+        found.append(
+            f"'{profile.name}' does not say how much copies slow compute down; here they do not"
+        )
     unverified = _blocks(profile, "unverified")
     if unverified:
         found.append(f"unverified numbers in '{profile.name}': {', '.join(unverified)}")
@@ -95,4 +105,6 @@ def _blocks(profile: Profile, word: str) -> list[str]:
     blocks = {f"tiers.{name}": tier.source for name, tier in profile.tiers.items()}
     blocks |= {f"links.{link.src}-{link.dst}": link.source for link in profile.links}
     blocks |= {f"compute.{name}": compute.source for name, compute in profile.compute.items()}
+    if profile.contention is not None:
+        blocks["contention"] = profile.contention.source
     return [name for name, source in blocks.items() if word in source.lower()]

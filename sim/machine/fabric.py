@@ -13,7 +13,7 @@ from typing import Protocol
 from moetier.sim.layout import Layout
 from moetier.sim.machine.base import OnSpan, Span
 from moetier.sim.machine.hierarchy import Hierarchy
-from moetier.sim.machine.links import UNSTARTED, LinkTime, OnStart, Transfer, by_ready
+from moetier.sim.machine.links import NEVER, UNSTARTED, LinkTime, OnStart, Transfer, by_ready
 from moetier.sim.plan import LayerPlan
 
 # When the copies of a batch landed, in ns, or the time it asked where there were none: all that the
@@ -24,6 +24,9 @@ Moved = tuple[int, int, int, int]
 
 class Fabric(Protocol):
     """The links of a machine. Times given to one fabric never go back."""
+
+    arrivals: dict[int, int] | None
+    """When each slice that the last `move` brings to the fastest tier lands; None: not kept."""
 
     def move(self, plan: LayerPlan, asked: int) -> Moved:
         """Order the copies of *plan* at time *asked*."""
@@ -64,7 +67,11 @@ class Links:
     def __init__(self, hierarchy: Hierarchy, layout: Layout, on_span: OnSpan | None = None) -> None:
         """Begin idle; *on_span* hears of every transfer."""
         self._layout, self._nbytes, self._on_span = layout, layout.nbytes, on_span
-        self._up = [LinkTime(x, self._watch(f"{x.src} to {x.dst}")) for x in hierarchy.links]
+        self.arrivals: dict[int, int] | None = {} if hierarchy.overlap else None
+        self._up = [
+            LinkTime(x, self._watch(f"{x.src} to {x.dst}"), bool(hierarchy.slowdown))
+            for x in hierarchy.links
+        ]
         self._down = [LinkTime(x, self._watch(f"{x.src} to {x.dst}")) for x in hierarchy.demotion]
         self._under_way: dict[int, Transfer] = {}  # prefetched and not asked for yet
 
@@ -97,6 +104,8 @@ class Links:
             self._up[n - 1].enqueue(transfer)
         if demands:
             self._serve(demands)
+        if self.arrivals is not None:
+            self.arrivals = {t.slice_id: t.done for t in chain(fetched, late)}
         landed = max([asked, *[t.done for t in fetched], *[t.done for t in late]])
         copied = max([asked, *[t.done for t in demands]])
         cpu_ready = max([asked, *[t.done for t in for_cpu]])
@@ -145,9 +154,21 @@ class Links:
                 withdrawn.append(s)
         return withdrawn
 
+    def occupied(self, at: int) -> tuple[bool, int]:
+        """Return whether a copy into the fastest tier runs at *at*, and until when that is sure.
+
+        Nothing else may happen in that nanosecond, for lanes are given out at its end.
+        """
+        self._advance(at + 1)
+        busy, until = self._up[0].occupied(at)
+        if busy:
+            return True, until
+        # What a lower link starts may reach the fastest tier next.
+        return False, min([until, *[link.next_start() for link in self._up]])
+
     def finish(self) -> int:
         """Let everything land; return the time at which the last link falls idle."""
-        self._advance(1 << 62)
+        self._advance(NEVER)
         return max(chain.from_iterable(link.free for link in chain(self._up, self._down)))
 
     def busy(self) -> list[int]:

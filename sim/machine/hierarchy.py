@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 
 from moetier.sim.hardware import Compute, Link, Profile, Tier
@@ -15,7 +16,8 @@ class Hierarchy:
 
     `links[i]` leads from tier `i + 1` up to tier `i`. All tiers but the last are caches;
     `demotion[i]` is the way back down, present only where tiers are exclusive. `cpu` computes from
-    tier 1, if anything does.
+    tier 1, if anything does. With `overlap` an expert may begin as soon as its own slices are
+    there; `slowdown` is how much longer compute takes beside a copy into the fastest tier.
     """
 
     names: tuple[str, ...]
@@ -25,6 +27,8 @@ class Hierarchy:
     cpu: Compute | None
     static_power: int  # microwatts
     demotion: tuple[Link, ...] = ()
+    overlap: bool = False
+    slowdown: Fraction = Fraction(0)
 
     @property
     def cached(self) -> tuple[str, ...]:
@@ -38,7 +42,10 @@ class Hierarchy:
 
 
 def build_hierarchy(
-    profile: Profile, tiers: list[str] | None = None, exclusive: bool = False
+    profile: Profile,
+    tiers: list[str] | None = None,
+    exclusive: bool = False,
+    overlap: bool = False,
 ) -> Hierarchy:
     """Return the chain of *tiers* (default: from the main processor's tier down) of *profile*.
 
@@ -70,4 +77,6 @@ def build_hierarchy(
         cpu=below[0] if below else None,
         static_power=profile.static_power,
         demotion=(profile.link(names[0], names[1]),) if exclusive else (),
+        overlap=overlap,
+        slowdown=profile.contention.compute_slowdown if profile.contention else Fraction(0),
     )

@@ -28,6 +28,7 @@ from operator import attrgetter
 from moetier.sim.hardware import Link as LinkSpec
 
 UNSTARTED = -1
+NEVER = 1 << 62
 
 
 class Transfer:
@@ -68,16 +69,22 @@ by_ready = attrgetter("ready")
 class LinkTime:
     """The lanes of one link, and the prefetches that wait for them."""
 
-    __slots__ = ("_cost", "_on_start", "_spec", "busy", "free", "queue")
+    __slots__ = ("_carried", "_cost", "_on_start", "_spec", "busy", "free", "queue")
 
-    def __init__(self, spec: LinkSpec, on_start: OnStart | None = None) -> None:
-        """Begin idle at time 0; *on_start* hears of every transfer that starts."""
+    def __init__(
+        self, spec: LinkSpec, on_start: OnStart | None = None, remember: bool = False
+    ) -> None:
+        """Begin idle at time 0; *on_start* hears of every transfer that starts.
+
+        *remember* when transfers run, so that `occupied` can say.
+        """
         self._spec, self._on_start = spec, on_start
         self.free = [0] * spec.lanes  # when each lane has finished what it was given
         # Waiting prefetches by ready time, then by arrival; any can leave at once.
         self.queue: OrderedDict[Transfer, None] = OrderedDict()
         self.busy = 0  # ns, summed over lanes
         self._cost: dict[tuple[int, int], int] = {}
+        self._carried: list[tuple[int, int]] | None = [] if remember else None  # by start
 
     def copy_ns(self, nbytes: int, active: int) -> int:
         """Return how long a transfer takes while *active* lanes are busy."""
@@ -121,6 +128,26 @@ class LinkTime:
                 started.append(transfer)
         return started
 
+    def next_start(self) -> int:
+        """Return when the next queued prefetch would start, `NEVER` where none waits."""
+        if not self.queue:
+            return NEVER
+        return max(min(self.free), next(iter(self.queue)).ready)
+
+    def occupied(self, at: int) -> tuple[bool, int]:
+        """Return whether a transfer runs at time *at*, and until when that stays so.
+
+        As far as started transfers tell; times asked for must not go back.
+        """
+        assert self._carried is not None
+        self._carried = [span for span in self._carried if span[1] > at]
+        until = at
+        for start, done in self._carried:
+            if start > until:
+                return (True, until) if until > at else (False, start)
+            until = max(until, done)
+        return (True, until) if until > at else (False, NEVER)
+
     def _start(self, now: int, waiting: list[Transfer]) -> int:
         """Give idle lanes to the first of *waiting*; return how many started."""
         lanes = self.free
@@ -131,6 +158,8 @@ class LinkTime:
             transfer.start, transfer.done = now, now + took
             lanes[lane] = now + took
             self.busy += took
+            if self._carried is not None:
+                self._carried.append((now, now + took))
             if self._on_start is not None:
                 self._on_start(transfer, lane)
         return len(idle)

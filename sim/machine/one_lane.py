@@ -18,8 +18,9 @@ from moetier.sim.plan import LayerPlan
 class OneLane:
     """One link with one lane."""
 
-    def __init__(self, link: Link, layout: Layout) -> None:
-        """Begin idle."""
+    def __init__(self, link: Link, layout: Layout, overlap: bool = False) -> None:
+        """Begin idle; with *overlap*, keep when each slice lands."""
+        self.arrivals: dict[int, int] | None = {} if overlap else None
         self._took = {size: link.copy_ns(size, 1) for size in set(layout.nbytes)}
         self._nbytes, self._size = layout.nbytes, layout.size
         self._plain = layout.n_parts == 1
@@ -29,8 +30,10 @@ class OneLane:
 
     def move(self, plan: LayerPlan, asked: int) -> Moved:
         """Order the copies of *plan* at time *asked*."""
-        queue, done = self._queue, self._done
+        queue, done, arrivals = self._queue, self._done, self.arrivals
         landed = copied = asked
+        if arrivals is not None:
+            arrivals.clear()
         late = 0
         if not queue and not done and not plan.prefetch:
             if plan.fetch:
@@ -43,7 +46,10 @@ class OneLane:
             for s in plan.needed if done else ():
                 if s in done:
                     late += 1
-                    landed = max(landed, done.pop(s))
+                    end = done.pop(s)
+                    landed = max(landed, end)
+                    if arrivals is not None:
+                        arrivals[s] = end
         if queue:
             promoted = [s for s in plan.needed if s in queue]
             if promoted:
@@ -112,8 +118,14 @@ class OneLane:
         else:
             took = sum([self._took[self._nbytes[s]] for s in slices])
         self._busy += took
-        self._free = end = max(at, self._free) + took
-        return end
+        begin = max(at, self._free)
+        if self.arrivals is not None:
+            end = begin
+            for s in slices:
+                end += self._took[self._nbytes[s]]
+                self.arrivals[s] = end
+        self._free = begin + took
+        return self._free
 
     def _under_way(self, now: int) -> dict[int, int]:
         """Forget what has landed, which is resident like any other; return the rest of `_done`."""

@@ -6,14 +6,18 @@ processes; no end time is known before its event has happened. Within one nanose
 in this order:
 
 1. copies land and free their lanes, processors finish (`NORMAL`, SimPy's own priority),
-2. batches ask and end, so that control passes to the planner and back (`STEP`),
-3. links give idle lanes to what waits (`DISPATCH`).
+2. batches ask and end, so that control passes to the planner and back (`STEP`), and the main
+   processor turns to the next expert,
+3. links give idle lanes to what waits (`DISPATCH`),
+4. where copies slow compute down, it takes note whether one is in flight (`PACE`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from fractions import Fraction
 from itertools import count, zip_longest
+from math import ceil
 from typing import Any
 
 from simpy import Environment, Event
@@ -26,9 +30,10 @@ from moetier.sim.machine.costs import Costs
 from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.plan import LayerPlan
 
-STEP, DISPATCH = EventPriority(2), EventPriority(3)
+STEP, DISPATCH, PACE = EventPriority(2), EventPriority(3), EventPriority(4)
 
 Steps = Generator[Event, Any, None]
+_Piece = tuple[str, str, int, int]  # of compute: processor, name, when it began and ended
 
 
 class _Copy:
@@ -61,6 +66,8 @@ class _Link:
         self._jobs = [env.event() for _ in range(spec.lanes)]
         self._idle = list(range(spec.lanes))
         self._change = env.event()
+        self.turned = env.event()  # when the next copy starts or lands
+        self.landed_at = 0  # the last of all
         for lane in range(spec.lanes):
             env.process(self._lane(lane))
         env.process(self._dispatcher())
@@ -77,6 +84,16 @@ class _Link:
             self.demands[-1].append(copy)
             self.demands[-1].sort(key=lambda item: item.rank or (0, 0))
         self._wake()
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a copy is in flight."""
+        return len(self._idle) < self._spec.lanes
+
+    def _turn(self) -> None:
+        if self.turned.callbacks:
+            self.turned.succeed()
+            self.turned = self._env.event()
 
     def _wake(self) -> None:
         if not self._change.triggered:
@@ -99,6 +116,7 @@ class _Link:
         lanes = self._idle[: len(waiting)]
         del self._idle[: len(lanes)]
         busy = self._spec.lanes - len(self._idle)
+        self._turn()
         for lane in lanes:
             copy = waiting.pop(0)
             copy.moved = True
@@ -110,9 +128,11 @@ class _Link:
             start, demanded = int(self._env.now), copy.rank is not None
             self._jobs[lane] = self._env.event()
             yield self._env.timeout(took)
+            self.landed_at = int(self._env.now)
             self._idle.append(lane)
             self._idle.sort()
             self._wake()
+            self._turn()
             if self._on_span is not None:
                 cause = "demand" if demanded else "prefetch"
                 info = {"cause": cause, "bytes": copy.nbytes, "slice": copy.slice_id}
@@ -138,6 +158,7 @@ class ProcessMachine:
         self._links = [_Link(self.env, spec, on_span) for spec in hierarchy.links]
         self._down = [_Link(self.env, spec, on_span) for spec in hierarchy.demotion]
         self._names = hierarchy.names
+        self._overlap, self._slowdown = hierarchy.overlap, hierarchy.slowdown
         self._under_way: dict[int, _Copy] = {}  # prefetched and not asked for yet
         self._batches = 0
         self._places = count()
@@ -155,8 +176,9 @@ class ProcessMachine:
 
     def finish(self) -> int:
         """Let what is in flight or queued land; return the time at which all is quiet, in ns."""
-        self.env.run()
-        return self.now
+        quiet = self.now
+        self.env.run()  # to beyond that, where timers are left that nobody waits for any more
+        return max([quiet, *[link.landed_at for link in self._links + self._down]])
 
     def landed(self, slice_id: int) -> bool:
         """Return whether a planned-resident slice has arrived in the fastest tier."""
@@ -180,7 +202,8 @@ class ProcessMachine:
         env, start = self.env, self.now
         self._batches += 1
         dropped = self._drop(plan.replaced)
-        yield _after(env, self._costs.dense_ns(plan.batch), STEP)
+        yield from self._work(self._costs.dense_ns(plan.batch), self._slowdown)
+        yield _after(env, 0, STEP)
         asked = self.now
         late = [self._under_way.pop(s) for s in plan.needed if s in self._under_way]
         late = [copy for copy in late if not copy.landed.triggered]
@@ -194,21 +217,24 @@ class ProcessMachine:
             self._under_way[copy.slice_id] = copy
             copy.route[0].ask(copy)
         main, cpu = self._costs.expert_ns(plan)
-        ends: dict[str, tuple[int, int]] = {}
-        on_main = env.process(self._compute("compute", late + fetched, main, ends))
-        on_cpu = env.process(self._compute("cpu", for_cpu, cpu, ends))
-        yield on_main & on_cpu if plan.cpu else on_main
+        coming = late + fetched
+        computed: list[_Piece] = []
+        on_main = env.process(self._experts(plan, coming, main, computed))
+        there = env.all_of([copy.landed for copy in coming])
+        on_cpu = env.process(self._on_cpu(for_cpu, cpu, computed))
+        yield on_main & there & on_cpu if plan.cpu else on_main & there
         yield _after(env, 0, STEP)
-        end, landed = self.now, ends["compute"][0]
+        end, landed = self.now, max([asked, *[copy.landed_at for copy in coming]])
         copied = max([asked, *[copy.landed_at for copy in demanded + fetched + for_cpu]])
         dropped += self._drop(plan.evicted)
         for copy in self._copies(plan.demoted, None, 0, self._down):
             copy.rank = self._batches, next(self._places)
             copy.route[0].ask(copy)
-        self._show(plan, [("dense", start, asked), ("wait", asked, landed)], ends)
-        wait = end - asked - main
+        self._show(plan, [("compute", "dense", start, asked), *computed], landed)
+        took = sum(done - begin for lane, _, begin, done in computed if lane == "compute")
+        wait = end - asked - took
         timing.append(
-            LayerTiming(start, asked - start, wait, copied - asked, main, end, len(late), dropped)
+            LayerTiming(start, asked - start, wait, copied - asked, took, end, len(late), dropped)
         )
 
     def _drop(self, slices: Sequence[int]) -> int:
@@ -259,31 +285,64 @@ class ProcessMachine:
             if n
         ]
 
-    def _compute(
-        self, name: str, inputs: Iterable[_Copy], took: int, ends: dict[str, tuple[int, int]]
+    def _experts(
+        self, plan: LayerPlan, coming: Sequence[_Copy], total: int, computed: list[_Piece]
     ) -> Steps:
-        """Wait for *inputs*, then compute for *took* ns; note when both happened."""
+        """Compute a batch's experts on the main processor, whichever is there first; note when."""
+        waiting = [("experts", list(coming), total)]
+        overhead = 0
+        if self._overlap:
+            overhead, parts = self._costs.per_expert(plan, total)
+            waiting = [
+                (f"expert {part.expert}", [c for c in coming if c.slice_id in part.slices], part.ns)
+                for part in parts
+            ]
+        while waiting:
+            yield _after(self.env, 0, STEP)
+            ready = [item for item in waiting if all(copy.landed.triggered for copy in item[1])]
+            if not ready:
+                missing = [copy.landed for item in waiting for copy in item[1]]
+                yield self.env.any_of([event for event in missing if not event.triggered])
+                continue
+            first = min(ready, key=lambda item: max([copy.landed_at for copy in item[1]] or [0]))
+            waiting.remove(first)
+            begin = self.now
+            yield from self._work(first[2] + overhead, self._slowdown)
+            overhead = 0
+            computed.append(("compute", first[0], begin, self.now))
+
+    def _on_cpu(self, inputs: Iterable[_Copy], took: int, computed: list[_Piece]) -> Steps:
+        """Wait for *inputs*, then compute for *took* ns; note when."""
         yield self.env.all_of([copy.landed for copy in inputs])
         begin = self.now
         yield self.env.timeout(took)
-        ends[name] = begin, self.now
+        computed.append(("cpu", "experts", begin, self.now))
 
-    def _show(
-        self,
-        plan: LayerPlan,
-        spans: list[tuple[str, int, int]],
-        ends: dict[str, tuple[int, int]],
-    ) -> None:
-        """Tell the observer what compute did in one batch, and how full the fastest tier is."""
+    def _work(self, ns: int, slowdown: Fraction) -> Steps:
+        """Compute for *ns*, longer by *slowdown* while a copy reaches the fastest tier."""
+        if not slowdown:
+            yield self.env.timeout(ns)
+            return
+        link, left = self._links[0], Fraction(ns)
+        while left > 0:
+            yield _after(self.env, 0, PACE)
+            begin, pace = self.now, 1 + slowdown if link.busy else Fraction(1)
+            yield self.env.timeout(ceil(left * pace)) | link.turned
+            left -= (self.now - begin) / pace
+
+    def _show(self, plan: LayerPlan, pieces: Iterable[_Piece], landed: int) -> None:
+        """Tell the observer what processors did in one batch, and how full the fastest tier is."""
         if self._on_span is None:
             return
         where = {"step": plan.batch.step, "layer": plan.batch.layer}
-        shown = [("compute", *span) for span in spans]
-        shown += [(lane, "experts", *span) for lane, span in ends.items()]
-        for lane, name, begin, end in shown:
+        free = None
+        for lane, name, begin, end in pieces:
+            if lane == "compute":
+                if free is not None and begin > free:
+                    self._on_span(Span(lane, "wait", free, begin, where))
+                free = end
             if end > begin:
                 self._on_span(Span(lane, name, begin, end, where))
-        landed = ends["compute"][0]
         level = {"bytes": plan.resident}
         self._on_span(Span(f"resident in {self._names[0]}", "bytes", landed, landed, level))
 

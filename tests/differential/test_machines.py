@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetier.sim.machine.processes import ProcessMachine
-from moetier.sim.policy.seams import SEAMS
-from moetier.sim.testing import Case, Run, busy_choices, make_case, prefetches
+from moetier.sim.testing import Case, Run, busy_choices, make_case, prefetches, whole_evictions
 
 
 def compare(case: Case) -> None:
@@ -51,7 +50,7 @@ def test_both_machines_give_the_same_records(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("eviction", SEAMS["eviction"].names())
+@pytest.mark.parametrize("eviction", whole_evictions())
 @pytest.mark.parametrize("prefetch", prefetches(), ids=str)
 @pytest.mark.parametrize("miss", ["fetch", "cpu", "skip"])
 def test_every_combination_gives_the_same_records(

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from moetier.sim.hardware import Profile
 from moetier.sim.machine.base import Span
 from moetier.sim.policy.base import Eviction
-from moetier.sim.policy.seams import SEAMS
-from moetier.sim.testing import Case, Run, busy_choices, make_case
+from moetier.sim.testing import Case, Run, busy_choices, make_case, whole_evictions
 
-EVICTIONS = SEAMS["eviction"].names()
+EVICTIONS = whole_evictions()
 
 
 @st.composite

@@ -1,6 +1,7 @@
 """Hardware: what a profile must say, how long copies take, and how errors read."""
 
 import pickle
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,22 @@ def test_a_peak_for_any_other_format() -> None:
     assert compute.peak_of("int8") == 2 * compute.peak_of("bf16") == 2 * 10**12
 
 
+def test_contention_is_part_of_a_profile(tmp_path: Path) -> None:
+    text = TOY + "contention: {compute_slowdown: 120 %, source: f}\n"
+    profile = load_profile(write(tmp_path, text))
+    dump = profile.model_dump(mode="json")
+
+    assert toy().contention is None
+    assert profile.contention is not None
+    assert profile.contention.compute_slowdown == Fraction(6, 5)
+    assert dump["contention"]["compute_slowdown"] == "120 %"
+    assert Profile.model_validate(dump) == profile
+    assert message(tmp_path, TOY + "contention: {compute_slowdown: 1.2, source: f}\n") == (
+        "contention.compute_slowdown: expected a share such as '25 %', got 1.2"
+    )
+    assert "contention.source" in message(tmp_path, TOY + "contention: {compute_slowdown: 1 %}\n")
+
+
 def test_what_is_dumped_reads_back_the_same() -> None:
     for profile in (toy(), load_profile("phone-ufs4"), load_profile("desktop-nvme")):
         text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False)
@@ -170,7 +187,7 @@ def test_a_profile_survives_a_trip_between_processes() -> None:
             "compute:\n",
             "fans: 3\ncompute:\n",
             "fans: unknown key; known: "
-            "name, source, tiers, links, compute, static_power, notes, identity",
+            "name, source, tiers, links, compute, contention, static_power, notes, identity",
         ),
         ("source: a test\n", "", "source: this key is missing"),
         (", source: c", "", "links.0.source: this key is missing"),
@@ -255,7 +272,10 @@ def test_errors_in_a_table_name_the_row(tmp_path: Path, table: str, expected: st
 
 
 def test_a_file_that_is_not_a_mapping(tmp_path: Path) -> None:
-    keys = "its keys are name, source, tiers, links, compute, static_power, notes, identity"
+    keys = (
+        "its keys are name, source, tiers, links, compute, contention, static_power, notes, "
+        "identity"
+    )
 
     assert message(tmp_path, "") == f"expected a mapping of keys, got NoneType; {keys}"
     assert message(tmp_path, "- a") == f"expected a mapping of keys, got list; {keys}"

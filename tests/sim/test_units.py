@@ -27,6 +27,7 @@ from moetier.sim.units import (
     parse_energy_per_byte,
     parse_energy_per_op,
     parse_ops,
+    parse_percent,
     parse_power,
     parse_rate,
     parse_share,
@@ -151,6 +152,13 @@ def test_the_messages_in_full() -> None:
     assert str(caught.value) == (
         "expected a time such as '10 us', got '3 days'; its units are ns, us, ms, s, µs, μs, min"
     )
+
+
+def test_a_percentage_may_be_above_the_whole() -> None:
+    assert parse_percent("250 %") == Fraction(5, 2)
+    assert parse_percent("0 %") == 0
+    with pytest.raises(InputError, match="a share cannot be negative, got '-1 %'"):
+        parse_percent("-1 %")
 
 
 def test_a_share_above_the_whole_is_refused() -> None:
