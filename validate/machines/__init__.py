@@ -1,0 +1,1 @@
+"""This package performs plans on real hardware and writes the records a simulation writes."""
