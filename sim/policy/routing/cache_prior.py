@@ -23,9 +23,9 @@ LEAST_SHARE = 1e-9
 """What a probability is raised to before its logarithm is taken: a softmax may underflow."""
 
 EVERY = 4  # decode steps between two corrections of the strength
-GAIN = 0.02  # of the strength, per miss rate in units of the target
+GAIN = 0.05  # of the strength, per miss rate in units of the target
 LARGEST_MOVE = 0.1
-LARGEST = 2.0  # twice the range of the scores: beyond, only experts of the top J are ever fetched
+LARGEST = 1.0  # the whole range of the scores: beyond, hardly any choice changes
 
 
 @routing.register("cache-prior")
@@ -43,7 +43,7 @@ class CachePrior(Routing):
     families that use them is added there.
 
     With *miss_rate* (0.05, or "5 %") the strength is only where it begins: after *after* decode
-    steps it follows the demand fetches per look-up of the last few steps, within 0 and 2. Whether
+    steps it follows the demand fetches per look-up of the last few steps, within 0 and 1. Whether
     the target can be kept depends on the capacity and on *top*, whose experts are fetched whatever
     the strength.
     """
