@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moetier.traces.channels import cost_of_sizes
 from moetier.traces.errors import InputError
 from moetier.validate.numerics.channels.recovery import recovery_maps
 from moetier.validate.numerics.channels.rotation import rotation
@@ -82,13 +83,10 @@ def make_sketch(experts: ExpertMatrices, settings: ChannelSettings, name: str = 
             way_out="use another precision",
         )
     n_hidden, n_channels = experts.down.shape[-2:]
-    if not 0 <= settings.rank <= min(n_hidden, n_channels):
-        raise InputError(
-            f"a recovery map of rank {settings.rank} does not fit {n_channels} channels of "
-            f"{n_hidden}",
-            where=name or None,
-            way_out=f"choose 0 to {min(n_hidden, n_channels)}",
-        )
+    try:
+        cost_of_sizes(n_hidden, n_channels, rank=settings.rank, group=settings.group)
+    except InputError as error:
+        raise InputError(error.problem, where=name or None, way_out=error.way_out) from None
     turn = rotation(n_hidden, settings.seed)
     made = []
     for e in range(len(experts.up)):
