@@ -53,14 +53,13 @@ def measure(
     group: int = GROUP,
     advance: Advance | None = None,
 ) -> Report:
-    """Score *items* with the experts of *model* at full precision and as every variant.
+    """Score *items* with the experts of *model*, a Qwen3MoeForCausalLM, whole and as each variant.
 
     Raises:
         InputError: If *group* does not divide the experts' rows, or a weight is no number.
     """
     layers = find_moe_layers(model)
-    matrices = [m for where in layers for m in stacked_matrices(where).matrices().values()]
-    originals = [matrix.clone() for matrix in matrices]
+    weights = list(_weights(layers))
     rows: list[Row] = []
     errors: list[WeightError] = []
     nll: dict[str, list[float]] = {}
@@ -68,7 +67,7 @@ def measure(
     def score(name: str, damage: AbstractContextManager[None]) -> None:
         with damage:
             scores = answer_scores(model, tokenizer, items)
-            errors.append(weight_error(name, zip(matrices, originals, strict=True)))
+            errors.append(weight_error(name, weights))
         nll[name] = [found.nll for found in scores]
         accuracy = summarise(items, [found.greedy for found in scores])
         rise = paired_difference(nll[name], nll["full"])
@@ -89,6 +88,14 @@ def measure(
                     damage = rewritten(layers, partial(_changed, variant, high, low, group))
                 score(f"{high}/{low} {_LABELS.get(name, name)}", damage)
     return Report(rows, errors, _comparisons(rows, nll), storage)
+
+
+def _weights(layers: Sequence[MoeLayer]) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Yield every stack of matrices, a copy, and the size of its inputs if a norm makes them."""
+    for where in layers:
+        norm: Any = where.decoder.post_attention_layernorm
+        for name, matrix in stacked_matrices(where).matrices().items():
+            yield matrix, matrix.clone(), None if name == "down" else norm.weight.detach()
 
 
 def _comparisons(rows: Sequence[Row], nll: Mapping[str, list[float]]) -> list[Comparison]:

@@ -24,6 +24,7 @@ class WeightError:
     squared: float  # sum of squared errors over the sum of squared weights
     mean: float  # mean error, which a sum over inputs adds up, over the mean size of a weight
     zeros: float  # share of weights that have become 0
+    kept: float  # slope of gate and up weights on the original ones, each times its input's size
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,19 @@ class Report:
         return json.dumps(plain, indent=2)
 
 
-def weight_error(name: str, pairs: Iterable[tuple[Tensor, Tensor]]) -> WeightError:
-    """Compare each tensor of *pairs*, (..., columns), with its original, which comes second."""
-    squared = power = mean = size = 0.0
+def weight_error(name: str, tensors: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> WeightError:
+    """Compare tensors, (..., columns), with their originals, which come second.
+
+    Third comes the size of each input, (columns), where it is known: a slope below 1 says that what
+    matters most was made smaller, however small the squared error.
+    """
+    squared = power = mean = size = slope = scale = 0.0
     zeros = count = 0
-    for new, original in pairs:
+    for new, original, inputs in tensors:
+        if inputs is not None:
+            x, y = (original * inputs).double(), (new * inputs).double()
+            slope += float((x * y).sum())
+            scale += float(x.square().sum())
         error = (new - original).double()
         squared += float(error.square().sum())
         mean += float(error.sum())
@@ -90,7 +99,7 @@ def weight_error(name: str, pairs: Iterable[tuple[Tensor, Tensor]]) -> WeightErr
         size += float(original.double().abs().sum())
         zeros += int(torch.count_nonzero(new == 0))
         count += new.numel()
-    return WeightError(name, squared / power, mean / size, zeros / count)
+    return WeightError(name, squared / power, mean / size, zeros / count, slope / scale)
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
@@ -111,12 +120,12 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
 def error_table(errors: Sequence[WeightError]) -> str:
     """Format what happened to the weights as a Markdown table, in per cent."""
     lines = [
-        "| experts | squared error of the weights | mean error | weights at 0 |",
-        "|---------|-----------------------------:|-----------:|-------------:|",
+        "| experts | squared error of the weights | mean error | weights at 0 | size kept |",
+        "|---------|-----------------------------:|-----------:|-------------:|----------:|",
     ]
     lines += [
         f"| {row.name} | {100 * row.squared:.2f} % | {100 * row.mean:.1f} % "
-        f"| {100 * row.zeros:.1f} % |"
+        f"| {100 * row.zeros:.1f} % | {100 * row.kept:.1f} % |"
         for row in errors
     ]
     return "\n".join(lines)

@@ -32,7 +32,7 @@ def example() -> Report:
     rise = paired_difference([1.0, 1.0], [0.5, 0.5])
     return Report(
         rows=[Row("full", accuracy, Estimate(0.25, 0.125, 11), rise)],
-        errors=[WeightError("8/4 independent", 0.0123, -0.5, 0.25)],
+        errors=[WeightError("8/4 independent", 0.0123, -0.5, 0.25, 0.75)],
         comparisons=[Comparison("4/2", Difference(0.5, 0.25, 0.75, 11), rise)],
         storage=[Storage("8/4", 28416, 25344, (28417, 25345), 13_840_000, 0.5, 0.25)],
     )
@@ -45,7 +45,7 @@ def test_the_report_has_a_table_of_each_kind() -> None:
 
     assert answers[-1].startswith("| full | 90.91 ± 9.09 % |")
     assert comparisons[-1] == "| 4/2 | 50.00 (25.00 to 75.00) | 0.5000 (0.5000 to 0.5000) |"
-    assert errors[-1] == "| 8/4 independent | 1.23 % | -50.0 % | 25.0 % |"
+    assert errors[-1] == "| 8/4 independent | 1.23 % | -50.0 % | 25.0 % | 75.0 % |"
     assert storage[-1] == (
         "| 8/4 | 28,416 B | 25,344 B | 28,417 B, 25,345 B | 13.84 MB | 0.50 s | 0.25 s |"
     )
@@ -64,12 +64,12 @@ def test_json_holds_the_whole_report() -> None:
 
 
 def test_the_error_of_weights_is_over_all_tensors() -> None:
-    pairs = [
-        (torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0])),
-        (torch.tensor([[4.0, 0.0]]), torch.tensor([[2.0, 0.0]])),
+    tensors = [
+        (torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor([2.0, 1.0])),
+        (torch.tensor([[4.0, 0.0]]), torch.tensor([[2.0, 0.0]]), None),
     ]
-    # errors -1, 0, 2, 0; weights 1, 1, 2, 0
-    assert weight_error("x", pairs) == WeightError("x", 5 / 6, 1 / 4, 2 / 4)
+    # errors -1, 0, 2, 0; weights 1, 1, 2, 0; times inputs 0 and 1 stand for 2 and 1
+    assert weight_error("x", tensors) == WeightError("x", 5 / 6, 1 / 4, 2 / 4, 1 / 5)
 
 
 @pytest.mark.parametrize("items", ["10", "1299"])
@@ -110,7 +110,7 @@ def test_without_its_zero_point_a_slice_is_worthless(tiny: tuple[Any, Any]) -> N
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert seen == list(points) == list(errors)
     assert len(points) == 1 + len(SPLITS) * len(VARIANTS)
-    assert errors["full"] == WeightError("full", 0, 0, errors["full"].zeros)
+    assert errors["full"] == WeightError("full", 0, 0, errors["full"].zeros, 1)
     for high, low in SPLITS:
         split = f"{high}/{low}"
         nested = points[f"{split} MSB slice (AMAT)"]
@@ -123,6 +123,7 @@ def test_without_its_zero_point_a_slice_is_worthless(tiny: tuple[Any, Any]) -> N
             < errors[f"{split} MSB slice (AMAT)"].squared
         )
     assert report.comparisons[2].nll.high < 0
+    assert errors["4/2 independent"].kept < 0.6 < 0.9 < errors["4/2 MSB slice (AMAT)"].kept < 1
     assert points["4/2 MSB slice (AMAT)"] < points["full"] - 0.1
 
 
