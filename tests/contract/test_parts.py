@@ -80,6 +80,8 @@ ROOM = {"hbm": 5 * 192, "dram": 10 * 192}  # bytes: an expert has 192, a token u
 
 def setting_of(seam: str, name: str, company: dict[str, Any], shape: dict[str, Any]) -> Setting:
     policy = company | {seam: spec_of(seam, name)}
+    if "oracle" in company.values() and any(part.follows_cache for part in compose(policy).parts):
+        policy["prefetch"] = "previous-token"
     tiers = shape.get("tiers", ["hbm", "dram"])
     room = {tier: ROOM[tier] for tier in tiers[:-1]}
     return Setting(PROFILE, policy, room, tiers=tiers, exclusive="exclusive" in shape)
@@ -122,6 +124,8 @@ def planner_of(source: ArrayTrace, stage: Stage, setting: Setting, machine: Any)
         seed=setting.seed,
         future=foresee(source, stage) if stage.policy.needs_future else None,
         lateness=machine,
+        gate=stage.gate,
+        estimates=stage.estimates,
     )
 
 

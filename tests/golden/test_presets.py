@@ -29,7 +29,9 @@ FIGURES = (
 
 def test_presets(golden: Callable[[str], None]) -> None:
     """OLMoE in bf16, 16 prompt and 24 decoded tokens, a cache of a quarter of the experts."""
-    trace = ArrayTrace.of(Synthetic(load_geometry("olmoe-1b-7b"), prompt=16, tokens=24, seed=1))
+    trace = ArrayTrace.of(
+        Synthetic(load_geometry("olmoe-1b-7b"), prompt=16, tokens=24, seed=1, scores=True)
+    )
     found: dict[str, Any] = {}
     for name in presets():
         if compose(name).uses_predictions:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetier.traces.gating import GateRule
+from moetier.traces.schema import ScoreKind
 
 SHARES = np.array([[0.1, 0.5, 0.1, 0.3], [0.4, 0.2, 0.3, 0.1]], np.float32)
 LOGITS = np.log(SHARES)
@@ -28,7 +29,7 @@ def test_without_normalising_weights_are_shares_of_all_experts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["probabilities", "sigmoid"])
-def test_shares_are_taken_as_they_are(kind: str) -> None:
+def test_shares_are_taken_as_they_are(kind: ScoreKind) -> None:
     rule = replace(RULE, score_kind=kind)
 
     assert rule.weigh(SHARES, IDS) == pytest.approx(np.array([[0.25, 0.75], [1 / 3, 2 / 3]]))
