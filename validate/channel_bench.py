@@ -16,11 +16,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
@@ -81,7 +82,8 @@ def bench(plan: Plan) -> list[Row]:
                 def run(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
                     keep = TopK(kept[reads])
                     out, mask = kernel.forward(x, ids, weights, keep, union=plan.union)
-                    counted[batch, reads] = batch_reads(cost, ids, mask)
+                    before = counted.get((batch, reads), Reads())
+                    counted[batch, reads] = before + batch_reads(cost, ids, mask)
                     return out
 
                 return run
@@ -95,7 +97,7 @@ def bench(plan: Plan) -> list[Row]:
                         "name": f"{plan.geometry.name}, batch {batch}, reads {name}",
                         "batch": batch,
                         "reads_target": reads,
-                        "reads": counted[batch, reads].share,  # of the last draw
+                        "reads": counted[batch, reads].share,  # over all draws
                         "k": kept[reads],
                         "channels": cost.channels,
                         "rank": plan.rank,
@@ -201,10 +203,6 @@ def _ratios(dense: list[float], reader: list[float]) -> Row:
 
 def _sketch(experts: ExpertMatrices, settings: ChannelSettings) -> Sketch:
     """Make the sketch expert by expert, with a progress bar on stderr."""
-    from dataclasses import replace
-
-    from rich.console import Console
-
     assert experts.gate is not None  # `random_experts` gives one
     parts = []
     for e in track(range(len(experts.up)), "sketch", console=Console(stderr=True)):

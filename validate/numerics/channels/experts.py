@@ -121,7 +121,7 @@ class ChannelExperts:
             total.index_add_(0, token.flatten(), (made * share[slots].unsqueeze(-1)).flatten(0, 1))
             kept[slots.flatten()] = mask.flatten(0, 1)
         out = total[:n_tokens].to(x.dtype)
-        return ChannelOutput(out, kept[:-1].view(n_tokens, top_k, -1))
+        return ChannelOutput(out, kept[:-1].view(n_tokens, top_k, m.up.shape[1]))
 
     @torch.no_grad()
     def scores(self, x: Tensor, ids: Tensor) -> Tensor:

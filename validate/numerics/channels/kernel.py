@@ -104,7 +104,8 @@ class ChannelKernel:
         back = np.empty_like(kept)
         back[order] = kept
         return ChannelOutput(
-            torch.from_numpy(out).to(x.dtype), torch.from_numpy(back).view(*ids.shape, -1)
+            torch.from_numpy(out).to(x.dtype),
+            torch.from_numpy(back).view(*ids.shape, back.shape[1]),
         )
 
     def dense(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

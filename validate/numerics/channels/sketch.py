@@ -16,7 +16,13 @@ from moetier.traces.channels import cost_of_sizes
 from moetier.traces.errors import InputError
 from moetier.validate.numerics.channels.recovery import recovery_maps
 from moetier.validate.numerics.channels.rotation import rotation
-from moetier.validate.numerics.channels.ternary import THRESHOLD, pack, ternarise, unpack
+from moetier.validate.numerics.channels.ternary import (
+    THRESHOLD,
+    pack,
+    require_finite,
+    ternarise,
+    unpack,
+)
 from moetier.validate.numerics.experts import ExpertMatrices
 
 
@@ -94,6 +100,8 @@ def make_sketch(experts: ExpertMatrices, settings: ChannelSettings, name: str = 
             gate = ternarise(turn.apply(experts.gate[e]), settings.group, settings.threshold)
             up = ternarise(turn.apply(experts.up[e]), settings.group, settings.threshold)
             down = experts.down[e].float()
+            for value in (down, *(bias[e] for bias in experts.biases().values())):
+                require_finite(value)
             norms = down.norm(dim=0).to(torch.bfloat16)
             maps = recovery_maps(down, settings.rank)
         except InputError as error:

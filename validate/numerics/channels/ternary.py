@@ -43,10 +43,7 @@ def ternarise(
     Raises:
         InputError: If a weight is not finite.
     """
-    if not bool(torch.isfinite(rows).all()):
-        raise InputError(
-            "a weight is NaN or infinite", way_out="repair the checkpoint; it has no sketch"
-        )
+    require_finite(rows)
     trits, scales = [], []
     for part in torch.split(rows.float(), groups_of(rows.shape[-1], group), -1):
         size = part.abs()
@@ -54,6 +51,14 @@ def ternarise(
         trits.append((part.sign() * above).to(torch.int8))
         scales.append((size * above).sum(-1) / above.sum(-1).clamp(min=1))
     return torch.cat(trits, -1), torch.stack(scales, -1).to(torch.bfloat16)
+
+
+def require_finite(weights: Tensor) -> None:
+    """Raise `InputError` if one of *weights* is NaN or infinite."""
+    if not bool(torch.isfinite(weights).all()):
+        raise InputError(
+            "a weight is NaN or infinite", way_out="repair the checkpoint; it has no sketch"
+        )
 
 
 def pack(trits: Tensor, group: int | None = None) -> Tensor:

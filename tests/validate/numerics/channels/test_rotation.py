@@ -13,9 +13,7 @@ from moetier.validate.numerics.channels.rotation import rotation
 
 def sylvester(size: int) -> torch.Tensor:
     """Return the Hadamard matrix of *size* from its definition: the parity of i AND j."""
-    return torch.tensor(
-        [[(-1.0) ** (i & j).bit_count() for j in range(size)] for i in range(size)]
-    )
+    return torch.tensor([[(-1.0) ** (i & j).bit_count() for j in range(size)] for i in range(size)])
 
 
 @pytest.mark.parametrize(("hidden", "block"), [(1, 1), (7, 1), (16, 16), (40, 8), (96, 32)])
