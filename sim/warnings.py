@@ -15,19 +15,7 @@ from moetier.traces.schema import Header
 
 def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: int) -> list[str]:
     """Return what a simulated run took for granted, one sentence each."""
-    found = ["time and energy are modelled, not measured"]
-    if not profile.main_compute.experts and not profile.main_compute.dense:
-        found.append(f"compute on '{profile.name}' is a roofline over the peaks of its profile")
-    if profile.identity is not None:
-        when = profile.identity.get("date", "an unknown date")
-        found.append(
-            f"'{profile.name}' was calibrated on one machine ({when}); this simulation may run on "
-            "any, and says nothing about how another would do"
-        )
-    if profile.contention is None:
-        found.append(
-            f"'{profile.name}' does not say how much copies slow compute down; here they do not"
-        )
+    found = modelled(profile)
     unverified = _blocks(profile, "unverified")
     if unverified:
         found.append(f"unverified numbers in '{profile.name}': {', '.join(unverified)}")
@@ -52,6 +40,24 @@ def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: in
         found.append(f"fitted numbers in '{profile.name}': {', '.join(fitted)}")
     if type(policy.warmup).__name__ != "Untouched":
         found.append("bytes brought by warm-up are counted but take no time and no energy")
+    return found
+
+
+def modelled(profile: Profile) -> list[str]:
+    """Return what a simulation says of its times, which is not true of measured ones."""
+    found = ["time and energy are modelled, not measured"]
+    if not profile.main_compute.experts and not profile.main_compute.dense:
+        found.append(f"compute on '{profile.name}' is a roofline over the peaks of its profile")
+    if profile.identity is not None:
+        when = profile.identity.get("date", "an unknown date")
+        found.append(
+            f"'{profile.name}' was calibrated on one machine ({when}); this simulation may run on "
+            "any, and says nothing about how another would do"
+        )
+    if profile.contention is None:
+        found.append(
+            f"'{profile.name}' does not say how much copies slow compute down; here they do not"
+        )
     return found
 
 

@@ -18,6 +18,10 @@ class Clock:
         """Begin at 0."""
         self._state: tuple[int | None, int] = None, perf_counter_ns()  # stopped at, zero point
 
+    def restart(self) -> None:
+        """Begin at 0 again; nobody may be waiting for a time."""
+        self._state = None, perf_counter_ns()
+
     def now(self) -> int:
         """Return the time in ns."""
         stopped_at, zero = self._state  # one read, so that both belong together

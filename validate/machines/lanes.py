@@ -25,7 +25,10 @@ UNSTARTED = -1
 class Reader(Protocol):
     """Where slices come from; read by several threads at once."""
 
-    nbytes: Sequence[int]
+    @property
+    def nbytes(self) -> Sequence[int]:
+        """The bytes of each slice."""
+        ...
 
     def read(self, slice_id: int, slot: Slot) -> None:
         """Read a slice into *slot*."""
@@ -248,13 +251,13 @@ class LaneSet:
 
     def _land(self, t: Transfer, slot: Slot) -> None:
         with self._change:
-            t.done = self.clock.now()
-            self._busy -= 1
-            self.served += 1
             if t.unwanted:
                 self.slots.give(slot)
             else:
                 t.slot = slot
+            t.done = self.clock.now()  # last: who sees it landed finds the slot
+            self._busy -= 1
+            self.served += 1
             if self._on_landed is not None:
                 self._on_landed(t)
             self._change.notify_all()
