@@ -165,8 +165,9 @@ class _Draw:
         """Draw *n* tokens per request.
 
         Returns:
-            experts (n, R, L, k) int16, by descending score; weights (n, R, L, k), descending and of
-            sum 1; scores (n, R, L, E) or None.
+            experts (n, R, L, k) int16, by descending score; weights (n, R, L, k), descending: the
+            scores' softmax over the chosen experts, over all where the model's router does not
+            renormalise; scores (n, R, L, E) or None.
         """
         k = self.spec.geometry.top_k
         scores = self._scores(n)
@@ -179,7 +180,10 @@ class _Draw:
         ids = np.take_along_axis(ids, order, axis=-1)
         chosen = np.take_along_axis(chosen, order, axis=-1)
         weights = np.exp(chosen - chosen[..., :1])
-        weights /= weights.sum(axis=-1, keepdims=True)
+        whole = weights
+        if self.spec.geometry.norm_topk is False:
+            whole = np.exp(scores - chosen[..., :1])
+        weights = weights / whole.sum(axis=-1, keepdims=True)
         return ids.astype(np.int16), weights, scores if self.spec.scores else None
 
     def _scores(self, n: int) -> Any:

@@ -180,11 +180,11 @@ def test_uniform_precision_changes_the_bytes_and_the_output() -> None:
         ({"bits": 0}, "bits is 0; use 1 to 16"),
         ({"bits": 17}, "bits is 17; use 1 to 16"),
         ({"bits": 4, "group": 0}, "group is 0; use at least 1"),
-        ({"bits": 16}, "an expert at 16 bits takes 204 bytes with its scales, more than the 200"),
+        ({"bits": 16}, "codes of 16 bits take 192 bytes, more than the 191 of the stored format"),
     ],
 )
 def test_uniform_precision_refuses_what_is_no_gain(precision: dict[str, int], message: str) -> None:
-    sized = toy_header(200, n_experts=2, hidden=8, moe_intermediate=4)
+    sized = toy_header(191, n_experts=2, hidden=8, moe_intermediate=4)
     policy = {"precision": {"kind": "uniform"} | precision}
     with pytest.raises(InputError, match=message):
         set_up(sized, Setting(toy_profile(), policy), EXTENT)

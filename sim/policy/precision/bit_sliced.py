@@ -9,6 +9,7 @@ import numpy as np
 
 from moetier.sim.layout import LSB, Layout
 from moetier.sim.policy.base import Context, ExpertFormat, Precision
+from moetier.sim.policy.precision.uniform import check_bits
 from moetier.sim.policy.seams import precision
 from moetier.traces.batch import Floats, LayerBatch
 from moetier.traces.errors import InputError
@@ -51,14 +52,8 @@ class BitSliced(Precision):
         self._layer_slices = context.layout.layer_slices
 
     def layout(self, expert_bytes: Sequence[int], geometry: Geometry) -> Layout:
+        check_bits("bit-sliced", self.bits[0], expert_bytes, geometry)
         slices = bit_slice_bytes(geometry, *self.bits, self.group)
-        if sum(slices) > min(expert_bytes):
-            raise InputError(
-                f"precision 'bit-sliced': an expert's slices of {self.bits[0]} bits take "
-                f"{sum(slices)} bytes with their scales, more than the {min(expert_bytes)} of the "
-                "stored format",
-                way_out="use fewer bits, or `weights: bf16`",
-            )
         return Layout([slices] * len(expert_bytes), geometry.n_experts, bit_sliced=True)
 
     def needed(self, batch: LayerBatch) -> list[int]:

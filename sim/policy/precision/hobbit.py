@@ -11,7 +11,7 @@ import numpy.typing as npt
 from moetier.sim.layout import Layout
 from moetier.sim.policy.base import Context, ExpertFormat, Precision
 from moetier.sim.policy.precision.bit_sliced import weights_of
-from moetier.sim.policy.precision.uniform import quantised_bytes
+from moetier.sim.policy.precision.uniform import check_bits, quantised_bytes
 from moetier.sim.policy.seams import precision
 from moetier.traces.batch import DECODE, Floats, LayerBatch
 from moetier.traces.errors import InputError
@@ -73,11 +73,13 @@ class Hobbit(Precision):
         small = quantised_bytes(geometry, self.low, self.group)
         high = self.high and quantised_bytes(geometry, self.high, self.group)
         large = [high or stored for stored in expert_bytes]
-        if max(large) > min(expert_bytes) or small >= min(large):
+        if self.high is not None:
+            check_bits("hobbit", self.high, expert_bytes, geometry)
+        if small >= min(large):
             raise InputError(
-                f"precision 'hobbit': copies of {min(large)} and {small} bytes, with their scales, "
-                f"of an expert that is stored in {min(expert_bytes)}",
-                way_out="use fewer bits, or `weights: bf16`",
+                f"precision 'hobbit': a low copy of {small} bytes, with its scales, beside a high "
+                f"one of {min(large)}",
+                way_out="use fewer bits for `low`, or `weights: bf16`",
             )
         return Layout([[size, small] for size in large], geometry.n_experts)
 

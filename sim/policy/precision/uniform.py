@@ -33,14 +33,23 @@ class Uniform(Precision):
         self.formats = (ExpertFormat(bits, group=group),)
 
     def layout(self, expert_bytes: Sequence[int], geometry: Geometry) -> Layout:
+        check_bits("uniform", self.bits, expert_bytes, geometry)
         size = quantised_bytes(geometry, self.bits, self.group)
-        if size > min(expert_bytes):
-            raise InputError(
-                f"precision 'uniform': an expert at {self.bits} bits takes {size} bytes with its "
-                f"scales, more than the {min(expert_bytes)} of the stored format",
-                way_out="use fewer bits, or `precision: full`",
-            )
         return Layout([[size]] * len(expert_bytes), geometry.n_experts)
+
+
+def check_bits(precision: str, bits: int, expert_bytes: Sequence[int], geometry: Geometry) -> None:
+    """Raise `InputError` for codes of *bits* bits that are finer than what is stored.
+
+    Scales and zero-points come on top: 8 bits in groups of 32 take a little more than plain int8.
+    """
+    codes = math.ceil(Fraction(geometry.expert_weights * bits, 8))
+    if codes > min(expert_bytes):
+        raise InputError(
+            f"precision '{precision}': an expert's codes of {bits} bits take {codes} bytes, more "
+            f"than the {min(expert_bytes)} of the stored format",
+            way_out="use fewer bits, `weights: bf16`, or `precision: full`",
+        )
 
 
 def quantised_bytes(geometry: Geometry, bits: int, group: int) -> int:
