@@ -100,16 +100,15 @@ def channel_cost(
     rank: int = 0,
     group: int | None = None,
     bytes_per_weight: Fraction | int = 2,
-    biases: bool = False,
 ) -> ChannelCost:
     """Return what the channels of one routed expert of *geometry* cost.
 
     Args:
-        geometry: Gives the hidden size and the number of channels (`moe_intermediate`).
+        geometry: Gives the hidden size, the number of channels (`moe_intermediate`) and whether
+            the projections have biases.
         rank: Of the recovery map; 0 for none.
         group: Inputs that share a scale of the sketch; None for one scale per row.
         bytes_per_weight: Of the exact weights; a fraction for formats below a byte.
-        biases: Whether the projections have biases (gpt-oss).
 
     Raises:
         InputError: If the geometry has no gated experts of a known size, or a number is senseless.
@@ -130,7 +129,7 @@ def channel_cost(
         rank=rank,
         group=group,
         bytes_per_weight=bytes_per_weight,
-        biases=biases,
+        biases=geometry.expert_biases,
     )
 
 
@@ -175,10 +174,7 @@ def k_for(
     rank: int = 0,
     group: int | None = None,
     bytes_per_weight: Fraction | int = 2,
-    biases: bool = False,
 ) -> int:
     """Return how many channels per expert the target *reads* leave room for; see `kept`."""
-    cost = channel_cost(
-        geometry, rank=rank, group=group, bytes_per_weight=bytes_per_weight, biases=biases
-    )
+    cost = channel_cost(geometry, rank=rank, group=group, bytes_per_weight=bytes_per_weight)
     return cost.kept(reads)

@@ -74,7 +74,8 @@ def test_groups_start_at_bytes_and_have_scales() -> None:
 
 
 def test_biases_are_read_too() -> None:
-    more = channel_cost(QWEN, biases=True).sketch_bytes - channel_cost(QWEN).sketch_bytes
+    biased = QWEN.model_copy(update={"expert_biases": True})
+    more = channel_cost(biased).sketch_bytes - channel_cost(QWEN).sketch_bytes
 
     assert more == (2 * 768 + 2048) * 2
 
@@ -125,7 +126,7 @@ def test_kept_channels_must_exist(kept: int) -> None:
     ],
 )
 def test_experts_that_have_no_channels(change: dict[str, object], message: str) -> None:
-    geometry = Geometry(**(QWEN.model_dump() | change))
+    geometry = Geometry.model_validate(QWEN.model_dump() | change)
 
     with pytest.raises(InputError, match=message):
         channel_cost(geometry)

@@ -71,7 +71,8 @@ def test_every_step_sees_every_draw_but_not_after_another() -> None:
 
         return run
 
-    batches = [(torch.tensor(float(i)),) * 3 for i in range(4)]
+    numbers = [torch.tensor(float(i)) for i in range(4)]
+    batches = [(number, number, number) for number in numbers]
     times = in_turn({name: step(name) for name in seen}, batches)
     timed = order[2:]  # after one call each to warm up
 

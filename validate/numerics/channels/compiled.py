@@ -28,9 +28,7 @@ def compiled(function: Function) -> Function:
     return cast(Function, numba.njit(fastmath=_FASTMATH, cache=True, nogil=True)(function))
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def single(context: Any, value: Any) -> Any:
-    """Return a float32, or a bfloat16 given as its 16 bits (uint16), as float32."""
+def _single(context: Any, value: Any) -> Any:
     if value == types.uint16:
 
         def widen(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -41,10 +39,7 @@ def single(context: Any, value: Any) -> Any:
     return types.float32(types.float32), lambda *given: given[3][0]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def prefetch(context: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of element *index* of the contiguous 1-D *array*."""
-
+def _prefetch(context: Any, array: Any, index: Any) -> Any:
     def ask(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         view = target.make_array(signature.args[0])(target, builder, arguments[0])
         pointer = builder.gep(view.data, [arguments[1]])
@@ -57,3 +52,10 @@ def prefetch(context: Any, array: Any, index: Any) -> Any:
         return target.get_dummy_value()
 
     return types.none(array, types.int64), ask
+
+
+single = cast(Callable[[Any], Any], intrinsic(_single))
+"""Return a float32, or a bfloat16 given as its 16 bits (uint16), as float32."""
+
+prefetch = cast(Callable[[Any, int], None], intrinsic(_prefetch))
+"""Ask for the cache line of an element of a contiguous 1-D array, given its index."""

@@ -9,6 +9,7 @@ Shapes: T tokens, K experts per token, A = T * K, E experts, H hidden, I channel
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,9 @@ from moetier.traces.errors import InputError
 from moetier.validate.numerics.channels.experts import ChannelExperts, ChannelOutput
 from moetier.validate.numerics.channels.gating import KINDS, Gating
 from moetier.validate.numerics.channels.keep import Threshold, TopK
-from moetier.validate.numerics.channels.kernel_code import Array, block, dense_block
+from moetier.validate.numerics.channels.kernel_code import block, dense_block
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +125,9 @@ class ChannelKernel:
         return torch.from_numpy(out).to(x.dtype)
 
 
-def _sorted(x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Array, tuple[Array, ...]]:
+def _sorted(
+    x: Tensor, ids: Tensor, weights: Tensor
+) -> tuple[Array, tuple[Array, Array, Array, Array, Array]]:
     """Return the order of assignments by expert, and what the compiled code takes of a batch."""
     flat = ids.reshape(-1).numpy()
     order = np.argsort(flat, kind="stable")

@@ -17,7 +17,9 @@ import numpy as np
 
 from moetier.validate.numerics.channels.compiled import compiled, prefetch, single
 
-Array = np.ndarray[Any, Any]
+# numba gives these their types when it compiles; no checker can follow it.
+Array = Any
+Number = Any
 
 LEVELS = 16383  # inputs become integers of this size: 2 * LEVELS * H stays below 2**31
 LINE = 64  # bytes of a cache line
@@ -42,7 +44,7 @@ def rotate(x: Array, signs: Array, block: int, out: Array) -> None:
 
 
 @compiled
-def integers(x: Array, out: Array) -> tuple[float, int]:
+def integers(x: Array, out: Array) -> tuple[Number, Number]:
     """Write *x*, (H), as integers to *out*, (5, P), in the order of the digits of packed bytes.
 
     Returns the value of one integer step, and the integers' sum.
@@ -54,11 +56,10 @@ def integers(x: Array, out: Array) -> tuple[float, int]:
     inverse = np.float32(1) / step
     flat = out.reshape(-1)
     flat[x.shape[0] :] = 0
-    total = 0
+    total = np.int64(0)
     for i in range(x.shape[0]):
-        value = np.int16(np.rint(x[i] * inverse))
-        flat[i] = value
-        total += value
+        flat[i] = np.int16(np.rint(x[i] * inverse))
+        total += np.int64(flat[i])
     return float(step), total
 
 
@@ -88,14 +89,14 @@ def digit_sums(packed: Array, x: Array, out: Array) -> None:
 
 
 @compiled
-def scaled(counts: Array, less: int, scales: Array, step: float, out: Array) -> None:
+def scaled(counts: Array, less: Number, scales: Array, step: Number, out: Array) -> None:
     """Write (*counts* - *less*) times *scales* times *step* to *out*, (I)."""
     for r in range(out.shape[0]):
         out[r] = np.float32(counts[r] - less) * single(scales[r]) * step
 
 
 @compiled
-def gated(kind: int, alpha: float, limit: float, gate: float, up: float) -> np.float32:
+def gated(kind: int, alpha: Number, limit: Number, gate: Number, up: Number) -> Number:
     """Return what `gating.Gating` makes of two numbers; *kind* counts its kinds."""
     gate = min(gate, limit)
     up = min(max(up, -limit), limit)
@@ -110,7 +111,7 @@ def gated(kind: int, alpha: float, limit: float, gate: float, up: float) -> np.f
 
 
 @compiled
-def mark(scores: Array, k: int, least: float, out: Array) -> None:
+def mark(scores: Array, k: int, least: Number, out: Array) -> None:
     """Mark in *out*, (I), the best *k* of *scores*, none of them negative.
 
     With *k* below 0, mark those of at least *least*.
@@ -149,7 +150,7 @@ def ask_for(records: Array, channel: int) -> None:
 
 
 @compiled
-def products(record: Array, x: Array) -> tuple[float, float]:
+def products(record: Array, x: Array) -> tuple[Number, Number]:
     """Return the products of gate and up row of a *record*, (3 H), with *x*, (H)."""
     n = x.shape[0]
     one, two = record[:n], record[n : 2 * n]
@@ -161,7 +162,7 @@ def products(record: Array, x: Array) -> tuple[float, float]:
 
 
 @compiled
-def add(weights: Array, factor: np.float32, out: Array) -> None:
+def add(weights: Array, factor: Number, out: Array) -> None:
     """Add *factor* times *weights* to *out*, both (n)."""
     for i in range(out.shape[0]):
         out[i] += factor * single(weights[i])
@@ -175,7 +176,7 @@ def block(
     tokens: Array,  # (A)
     shares: Array,  # (A) float32, gate weights
     k: int,
-    least: float,
+    least: Number,
     union: bool,
     signs: Array,  # (H) float32
     turn: int,  # block of the rotation
@@ -185,7 +186,7 @@ def block(
     maps: tuple[Array, Array],  # U^T (E, r, H) and V (E, I, r)
     records: Array,  # (E, I, 3 H): gate row, up row, down column
     biases: tuple[Array, Array, Array],  # (E, I), (E, I), (E, H) float32, or empty
-    gating: tuple[int, float, float],  # kind, alpha, limit
+    gating: tuple[int, Number, Number],  # kind, alpha, limit
     out: Array,  # (T, H) float32, zero
     kept: Array,  # (A, I) bool
 ) -> None:
@@ -270,7 +271,7 @@ def dense_block(
     tokens: Array,  # (A)
     shares: Array,  # (A) float32
     records: Array,  # (E, I, 3 H)
-    gating: tuple[int, float, float],
+    gating: tuple[int, Number, Number],
     out: Array,  # (T, H) float32, zero
 ) -> None:
     """Add to *out* what all channels of the routed experts make; for comparison, without biases."""

@@ -251,10 +251,10 @@ def test_experts_without_a_gate_are_refused(make: Make) -> None:
         ChannelExperts.build(replace(make(), gate=None), ChannelSettings())
 
 
-@pytest.mark.parametrize("name", ["gate", "up", "down"])
+@pytest.mark.parametrize("name", ["gate", "up", "down", "up_bias"])
 def test_nan_weights_name_the_expert(make: Make, name: str) -> None:
-    m = make()
-    getattr(m, name)[2, 0, 0] = float("nan")
+    m = make(biases=True)
+    getattr(m, name)[2].view(-1)[0] = float("nan")
 
     with pytest.raises(InputError, match=r"expert 2: a weight is NaN"):
         ChannelExperts.build(m, ChannelSettings(rank=2))

@@ -31,7 +31,7 @@ from moetier.validate.numerics.channels.ternary import pack, unpack
 Make = Callable[..., Any]
 Draw = Callable[..., tuple[Tensor, Tensor, Tensor]]
 GATINGS = [Gating(kind, 1.702, 1.0 if kind == "swish-plus-one" else None) for kind in KINDS]
-KEEPS = [TopK(0), TopK(6), TopK(999), Threshold(0.3)]
+KEEPS: list[TopK | Threshold] = [TopK(0), TopK(6), TopK(999), Threshold(0.3)]
 
 
 @pytest.mark.slow

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from moetier.traces.channels import ChannelCost
 from moetier.validate.numerics.channels.experts import ChannelExperts
 from moetier.validate.numerics.channels.keep import TopK
 from moetier.validate.numerics.channels.reads import Reads, batch_reads
 from moetier.validate.numerics.channels.sketch import ChannelSettings
+from moetier.validate.numerics.experts import ExpertMatrices
 
 COST = ChannelCost(sketch_bytes=100, recovery_bytes=10, channel_bytes=7, channels=4, full_bytes=900)
 
@@ -41,7 +42,9 @@ def test_nothing_routed_has_no_share() -> None:
     assert none.share is None
 
 
-def test_one_token_reads_its_target(make: Callable[..., Any], draw: Callable[..., Any]) -> None:
+def test_one_token_reads_its_target(
+    make: Callable[..., ExpertMatrices], draw: Callable[..., tuple[Tensor, Tensor, Tensor]]
+) -> None:
     channels = ChannelExperts.build(make(6, 96, 64), ChannelSettings(rank=2))
     cost = channels.cost(2)
     k = cost.kept(0.4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,12 +22,13 @@ SETTINGS = ChannelSettings(rank=3)
 @pytest.fixture
 def model() -> transformers.PreTrainedModel:
     torch.manual_seed(0)
+    sizes: dict[str, Any] = {"head_dim": 8}  # transformers takes it, but does not declare it
     config = transformers.Qwen3MoeConfig(
+        **sizes,
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
         vocab_size=64,
         num_experts=4,
         num_experts_per_tok=2,
@@ -70,7 +72,7 @@ def test_other_settings_are_refused(model: transformers.PreTrainedModel, tmp_pat
     path = tmp_path / "sketches.safetensors"
     store_sketches(model, path, SETTINGS)
 
-    with pytest.raises(InputError, match="'rank': 3.*not with.*'rank': 4"):
+    with pytest.raises(InputError, match=r"'rank': 3.*not with.*'rank': 4"):
         load_sketches(model, path, ChannelSettings(rank=4), find_moe_layers(model))
 
 
