@@ -84,13 +84,15 @@ def test_every_expert_was_where_the_phone_had_it(phone: ArrayTrace) -> None:
     ["on-demand", {"prefetch": {"kind": "previous-token", "depth": 2, "cancel": True}}],
     ids=str,
 )
-def test_both_machines_agree_on_the_phone(phone: ArrayTrace, policy: str) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_both_machines_agree_on_the_phone(phone: ArrayTrace, policy: str, overlap: bool) -> None:
     profile, room = load_profile("phone-ufs4"), {"dram": 2000 * MIB}
-    fast = run(phone, profile, policy, capacity=room, watch=False)
+    fast = run(phone, profile, policy, capacity=room, overlap=overlap, watch=False)
+    slow = run(
+        phone, profile, policy, capacity=room, overlap=overlap, watch=False, machine=ProcessMachine
+    )
 
-    assert run(
-        phone, profile, policy, capacity=room, watch=False, machine=ProcessMachine
-    ).digest == (fast.digest)
+    assert slow.digest == fast.digest
 
 
 def test_a_trace_of_another_model_reads_and_replays(data: Path, tmp_path: Path) -> None:

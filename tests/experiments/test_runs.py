@@ -49,6 +49,16 @@ def test_the_config_says_what_was_used(make_run: Callable[..., RunConfig]) -> No
     assert result["provenance"]["moetier"] == moetier.__version__
 
 
+def test_overlap_is_a_key_of_a_run_and_shortens_waits(make_run: Callable[..., RunConfig]) -> None:
+    plain, overlapped = run(make_run()), run(make_run(overlap=True))
+
+    assert plain["config"]["overlap"] is False
+    assert overlapped["config"]["overlap"] is True
+    assert overlapped["tpot_ms"] < plain["tpot_ms"]
+    assert overlapped["time_breakdown_ms"]["expert"] == plain["time_breakdown_ms"]["expert"]
+    assert overlapped["bytes_read_total"] == plain["bytes_read_total"]
+
+
 def test_the_resolved_config_gives_the_same_run(make_run: Callable[..., RunConfig]) -> None:
     first = run(make_run(policy="previous-token"))
 
