@@ -101,8 +101,8 @@ def warnings_of(
     prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
     if prefetches and not metrics["prefetch_issued"]:
         found.append("policy inert: the prefetcher never issued anything")
-    if policy.miss.alters_output and not metrics["skipped_share"]:
-        found.append("policy inert: nothing was ever skipped")
+    if policy.miss.alters_output and not (metrics["skipped_share"] or metrics["degraded_share"]):
+        found.append("policy inert: nothing was ever skipped or done without")
     return found
 
 

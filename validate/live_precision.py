@@ -103,7 +103,7 @@ def _in_format(where: MoeLayer, stack: Tensor, kind: ExpertFormat) -> Tensor:
 def _requantised(matrix: Tensor, kind: ExpertFormat) -> Tensor:
     assert kind.bits is not None
     try:
-        fine = quantise(matrix, kind.inside or kind.bits, kind.group)
+        fine = quantise(matrix, kind.inside or kind.bits, kind.group, half_scales=True)
     except ValueError as error:
         raise InputError(str(error), where="policy.precision.group") from None
     return (fine.nested(kind.bits) if kind.inside else fine).weights()

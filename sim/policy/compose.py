@@ -65,9 +65,14 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def expand(spec: str | Mapping[str, Any], where: str = "policy") -> dict[str, Any]:
-    """Return *spec* as a full mapping of seams: preset filled in, defaults added, keys checked."""
+    """Return *spec* as a full mapping of seams: preset filled in, defaults added, keys checked.
+
+    Its `name` is for people to read and is left out.
+    """
     known = presets()
     given: dict[str, Any] = {"preset": spec} if isinstance(spec, str) else dict(spec)
+    if not isinstance(given.pop("name", ""), str):
+        raise InputError(f"name is {spec['name']!r}", where=where, way_out="use a text")  # type: ignore[index]
     preset = given.pop("preset", None)
     if preset is not None and preset not in known:
         raise InputError(
@@ -81,15 +86,17 @@ def expand(spec: str | Mapping[str, Any], where: str = "policy") -> dict[str, An
             raise InputError(
                 f"unknown seam '{key}'",
                 where=where,
-                way_out=f"{nearest(key, SEAMS)}seams: {', '.join(SEAMS)}, preset",
+                way_out=f"{nearest(key, SEAMS)}seams: {', '.join(SEAMS)}, preset, name",
             )
     return seams
 
 
 def name_of(spec: str | Mapping[str, Any]) -> str:
-    """Return a short name for *spec*: the preset, then what differs from the defaults."""
+    """Return the name of *spec*; without one, the preset, then what differs from the defaults."""
     if isinstance(spec, str):
         return spec
+    if "name" in spec:
+        return str(spec["name"])
     words = [str(spec["preset"])] if "preset" in spec else []
     words += [f"{seam}={_word(value)}" for seam, value in spec.items() if seam != "preset"]
     return " ".join(words) or "on-demand"

@@ -13,25 +13,13 @@ from moetier.experiments.config import SWEEP_KEYS, load_run
 from moetier.experiments.files import find_file
 from moetier.experiments.papers import load_paper
 from moetier.experiments.runs import run
+from moetier.experiments.studies.locality import localities
 from moetier.experiments.sweep import check_plots, load_sweep, points_of, run_sweep
 from moetier.traces.errors import InputError
 
 ROOT = Path(str(files("moetier.experiments")))
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.yaml"))
 SAMPLE = "traces/samples/moe-tiny.parquet"
-
-QUICKSTART = {
-    "name": "quickstart",
-    "base": {"trace": SAMPLE, "hardware": "phone-ufs4"},
-    "sweep": {
-        "policy": ["on-demand", {"eviction": "layer-lfu"}, {"eviction": "belady"}],
-        "capacity.dram": ["15 %", "25 %", "50 %", "75 %"],
-    },
-    "plots": [
-        {"kind": "pareto", "x": "byte_miss_rate", "y": "energy_mj_per_token", "hue": "policy"},
-        {"kind": "pareto", "x": "capacity.dram", "y": "tpot_ms", "hue": "policy"},
-    ],
-}
 
 
 def sample_is_there() -> bool:
@@ -47,8 +35,13 @@ def test_there_are_examples() -> None:
     assert len(FILES) >= 5
 
 
-def test_the_quickstart_is_that_of_the_readme() -> None:
-    assert yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text()) == QUICKSTART
+@pytest.mark.parametrize("name", ["quickstart", "main-figure"])
+def test_the_first_figure_is_accuracy_against_misses(name: str) -> None:
+    config = load_sweep(ROOT / f"configs/{name}.yaml", [])
+
+    assert config.base["live"] == "moe-tiny"
+    plot = config.plots[0]
+    assert (plot.kind, plot.x, plot.y) == ("pareto", "byte_miss_rate", "accuracy")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -58,11 +51,17 @@ def test_every_yaml_loads_and_runs(name: str, tmp_path: Path) -> None:
     if name.startswith("papers/"):
         assert load_paper(path.stem).figures
         return
+    if name.startswith("studies/"):
+        assert localities()
+        return
+    if "live" in data.get("base", data):
+        pytest.importorskip("transformers")
     if data.get("base", data).get("trace") and not sample_is_there():
         pytest.skip(f"{SAMPLE} is not there yet")
-    small = (
-        [] if "trace" in data.get("base", data) else ["synthetic.tokens=2", "synthetic.prompt=2"]
-    )
+    base = data.get("base", data)
+    small = [] if "trace" in base else ["synthetic.tokens=2", "synthetic.prompt=2"]
+    if "live" in base:
+        small = ["base.evaluate.items=2"]
     if not any(key in data for key in SWEEP_KEYS):
         assert run(load_run(path, small))["tokens"] == 2
         return

@@ -38,6 +38,7 @@ def test_a_preset_is_a_mapping_of_seams() -> None:
         ({"miss": {"kind": "skip", "keep": 2}}, "miss=skip(keep=2)"),
         ({"eviction": {"hbm": "lru", "dram": "lfu"}}, "eviction=(hbm=lru,dram=lfu)"),
         ({}, "on-demand"),
+        ({"name": "mine", "eviction": "lfu"}, "mine"),
     ],
 )
 def test_a_policy_is_named_by_what_differs(spec: Any, name: str) -> None:
@@ -77,6 +78,7 @@ def test_flags_are_those_of_any_part() -> None:
             {"evict": "lru"},
             "policy: unknown seam 'evict'; did you mean 'eviction'? seams: routing, ",
         ),
+        ({"name": 3}, "policy: name is 3; use a text"),
         ({"eviction": "lrv"}, "policy.eviction: unknown eviction 'lrv'; did you mean 'lru'?"),
         ({"miss": {"keep": 1}}, "policy.miss: expected a name or a mapping with `kind`, got"),
         ({"miss": 3}, "policy.miss: expected a name or a mapping with `kind`, got 3"),
