@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -104,6 +104,8 @@ def test_digit_sums_are_products_with_trits(data: st.DataObject) -> None:
     values=st.lists(st.floats(0, 4, width=32).map(lambda v: round(v, 1)), min_size=1, max_size=40),
     k=st.integers(0, 45),
 )
+@example(values=[1.0, 0.5, 1.0, 1.0], k=2)
+@example(values=[0.0, 0.0, 0.0], k=1)
 @settings(deadline=None)
 def test_marking_is_top_k(values: list[float], k: int) -> None:
     scores = np.array(values, np.float32)
