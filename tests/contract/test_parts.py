@@ -6,7 +6,7 @@ gets an `int` of 4, a `float` of 0.5 or what its class says in `example`.
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from moetier.sim import memory
+from moetier.sim.layout import Layout
 from moetier.sim.machine.base import Span
 from moetier.sim.machine.processes import ProcessMachine
 from moetier.sim.machine.simulated import SimMachine
@@ -32,12 +33,15 @@ from moetier.traces.testing import small_header, small_rows
 PARTS = [(seam, name) for seam, registry in SEAMS.items() for name in registry.names()]
 EXAMPLES = {"int": 4, "float": 0.5}
 
+SLICED = {"kind": "bit-sliced", "theta": 0.5, "group": 4}  # half of what is routed is critical
+
 # What each part is combined with: it meets prefetches, cancellations and skipped slices.
 COMPANY: list[dict[str, Any]] = [
     {},
     {"prefetch": {"kind": "previous-token", "depth": 3}},
     {"prefetch": {"kind": "previous-token", "depth": 2, "cancel": True}, "miss": "skip"},
     {"prefetch": "oracle", "miss": "cpu", "warmup": "random"},
+    {"precision": SLICED, "miss": "degrade", "prefetch": {"kind": "previous-token", "depth": 2}},
 ]
 SHAPES: dict[str, dict[str, Any]] = {
     "two tiers": {},
@@ -47,8 +51,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def spec_of(seam: str, name: str) -> dict[str, Any]:
-    """Return a part with arguments for what has no default."""
+def arguments_of(seam: str, name: str) -> dict[str, Any]:
+    """Return arguments for what has no default."""
     registry = SEAMS[seam]
     example = dict(getattr(registry.get(name), "example", {}))
     for parameter in registry.parameters(name):
@@ -58,7 +62,11 @@ def spec_of(seam: str, name: str) -> dict[str, Any]:
                 "`example`"
             )
             example[parameter.name] = EXAMPLES[parameter.type]
-    return {"kind": name, **example}
+    return example
+
+
+def spec_of(seam: str, name: str) -> dict[str, Any]:
+    return {"kind": name, **arguments_of(seam, name)}
 
 
 @cache
@@ -80,6 +88,10 @@ ROOM = {"hbm": 5 * 192, "dram": 10 * 192}  # bytes: an expert has 192, a token u
 
 def setting_of(seam: str, name: str, company: dict[str, Any], shape: dict[str, Any]) -> Setting:
     policy = company | {seam: spec_of(seam, name)}
+    if SEAMS[seam].create(name, arguments_of(seam, name)).needs_bit_slices:
+        policy["precision"] = SLICED
+    elif seam == "precision" and name != "bit-sliced" and policy.get("miss") == "degrade":
+        policy["miss"] = "fetch"
     if "oracle" in company.values() and any(part.follows_cache for part in compose(policy).parts):
         policy["prefetch"] = "previous-token"
     tiers = shape.get("tiers", ["hbm", "dram"])
@@ -99,7 +111,14 @@ class Watched:
     @property
     def active(self) -> set[int]:
         """What the fastest tier computes with."""
-        return set(self.plan.needed) - set(self.plan.cpu) - set(self.plan.skip)
+        plan = self.plan
+        return set(plan.needed) - {*plan.cpu, *plan.skip, *plan.degrade}
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what the batch used stays at least until the next one."""
+        eviction = self.stage.policy.eviction[0]
+        return type(eviction).release is Eviction.release or getattr(eviction, "keep_lsb", False)
 
 
 def watch(source: ArrayTrace, setting: Setting) -> Iterator[Watched]:
@@ -155,13 +174,17 @@ def test_the_plan_of_every_batch_keeps_the_rules(
         for slices in (plan.needed, plan.missing, plan.fetch, plan.prefetch, plan.evicted):
             assert len(slices) == len(set(slices))
         assert set(plan.missing) <= set(plan.needed)
-        assert sorted([*plan.fetch, *plan.cpu, *plan.skip]) == sorted(plan.missing)
+        away = [*plan.cpu, *plan.skip, *plan.degrade]
+        assert sorted([*plan.fetch, *away]) == sorted(plan.missing)
+        assert not experts(plan.cpu, layout).intersection(experts(seen.active, layout))
+        assert not experts(plan.skip, layout).intersection(experts(seen.active, layout))
+        assert not set(plan.degrade).intersection(plan.fetch)
         if not warmed:
             assert set(plan.missing) == set(plan.needed) - (seen.before - set(plan.cancelled))
             came = {*plan.fetch, *plan.prefetch}
             left = {*plan.cancelled, *plan.evicted}
             assert seen.after == (seen.before - set(plan.cancelled) | came) - left | (came - left)
-        if type(eviction).release is Eviction.release:
+        if seen.keeps:
             assert not seen.active.intersection(plan.evicted)
             assert seen.active <= seen.after
         assert not set(plan.prefetch).intersection(plan.evicted)
@@ -202,7 +225,7 @@ def test_every_computed_slice_has_landed(seam: str, name: str, company: dict[str
         end = seen.column("end_ns")[i]
         begin = end - seen.column("expert_ns")[i] if not plan.cpu else end
         since.update(dict.fromkeys(plan.replaced, seen.column("start_ns")[i]))
-        for s in set(plan.needed) - set(plan.cpu) - set(plan.skip):
+        for s in set(plan.needed) - {*plan.cpu, *plan.skip, *plan.degrade}:
             there = [span for span in landings.get(s, []) if since.get(s, 0) <= span.end <= begin]
             assert there or s in brought
         since.update(dict.fromkeys(plan.evicted, end))
@@ -239,14 +262,18 @@ def test_start_again_equals_new(seam: str, name: str) -> None:
 
 
 def decisions(plan: LayerPlan) -> list[list[int]]:
-    lists = ("needed", "fetch", "cpu", "skip", "prefetch", "evicted", "cancelled", "replaced")
-    return [list(getattr(plan, name)) for name in lists]
+    lists = ("needed", "fetch", "cpu", "skip", "degrade", "prefetch", "evicted", "cancelled")
+    return [list(getattr(plan, name)) for name in (*lists, "replaced")]
+
+
+def experts(slices: Collection[int], layout: Layout) -> set[int]:
+    return {layout.expert_of(s) for s in slices}
 
 
 @every_part
 def test_an_oracle_is_refused_without_a_future(seam: str, name: str) -> None:
-    policy = compose({seam: spec_of(seam, name)})
     setting = setting_of(seam, name, {}, {})
+    policy = compose(setting.policy)
     extent = memory.extent_of(trace())
     if policy.needs_future:
         with pytest.raises(InputError, match=r"is an oracle: .* use it on a trace"):
@@ -280,10 +307,12 @@ def test_a_typo_suggests_the_nearest(seam: str) -> None:
 def test_every_preset_runs(name: str) -> None:
     parts = compose(name, ["hbm"]).parts
     wanted = next((part.predictor for part in parts if part.predictor), "p")
+    sliced = presets()[name].get("precision")
+    toy = {"precision": sliced | {"group": 4}} if "bits" in (sliced or ()) else {}  # rows are short
     seen = run(
         trace(predictor=wanted),
         PROFILE,
-        name,
+        {"preset": name} | toy,
         capacity={"hbm": ROOM["hbm"]},
         tiers=["hbm", "dram"],
         watch=False,
