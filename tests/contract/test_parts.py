@@ -307,8 +307,9 @@ def test_a_typo_suggests_the_nearest(seam: str) -> None:
 def test_every_preset_runs(name: str) -> None:
     parts = compose(name, ["hbm"]).parts
     wanted = next((part.predictor for part in parts if part.predictor), "p")
-    sliced = presets()[name].get("precision")
-    toy = {"precision": sliced | {"group": 4}} if "bits" in (sliced or ()) else {}  # rows are short
+    given = presets()[name].get("precision", "full")
+    sliced = isinstance(given, dict) and given["kind"] == "bit-sliced"
+    toy = {"precision": given | {"group": 4}} if sliced else {}  # rows are short
     seen = run(
         trace(predictor=wanted),
         PROFILE,
