@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from fractions import Fraction
 from typing import Literal
 
@@ -45,7 +46,8 @@ class Degrade(Miss):
             return Missed(fetch, degrade=[s for s in missing if s & LSB])
         if self.context.progress.decode_steps <= self.after:
             return Missed(missing)
-        progress, size = self.context.progress, self.context.layout.size
+        progress = self.context.progress
+        size: Callable[[Collection[int]], int] = self.context.layout.size
         lookups, lookup_bytes, fetches, fetch_bytes = progress.uncounted
         if self.per == "lookup":
             asked, spent = progress.lookups - lookups, progress.fetches - fetches
@@ -53,7 +55,8 @@ class Degrade(Miss):
         else:
             asked, spent = progress.lookup_bytes - lookup_bytes, progress.fetch_bytes - fetch_bytes
         room = asked * self.miss_rate.numerator // self.miss_rate.denominator - spent
-        fetch, degrade = [s for s in missing if not s & LSB], []
+        fetch = [s for s in missing if not s & LSB]
+        degrade: list[int] = []
         room -= size(fetch)
         for s in missing:
             if s & LSB:
