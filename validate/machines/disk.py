@@ -219,22 +219,18 @@ class DiskMachine:
         pieces: list[Piece] = []
         if not self._overlap:
             self.lanes.wait(copies)
-        waiting = dict(experts) if self._overlap else {}
-        now = self._clock.now
+        name, waiting, now = "experts", dict(experts), self._clock.now
         begin = now()
-        if not self._overlap:
-            for expert in sorted(experts):
-                outputs[expert] = self._run(experts[expert], routed[expert], x)
         while waiting:
-            expert = self._next_ready(waiting, asked)
-            begin = now()
+            expert = self._next_ready(waiting, asked) if self._overlap else min(waiting)
+            if self._overlap:
+                name, begin = f"expert {expert}", now()
             outputs[expert] = self._run(waiting.pop(expert), routed[expert], x)
-            if waiting:
-                pieces.append(Piece(f"expert {expert}", begin, now()))
+            if self._overlap and waiting:
+                pieces.append(Piece(name, begin, now()))
         self.output = self._experts.add_up(outputs, routed, x)
         if experts:
-            last = f"expert {expert}" if self._overlap else "experts"
-            pieces.append(Piece(last, begin, now()))
+            pieces.append(Piece(name, begin, now()))
         return pieces
 
     def _parts(self, plan: LayerPlan) -> dict[int, list[Transfer | None]]:
