@@ -101,15 +101,14 @@ class ChannelExperts:
         """
         n_tokens, top_k = ids.shape
         m = self.matrices
-        rotated = self.rotation.apply(x)
         total = x.new_zeros(n_tokens + 1, x.shape[1], dtype=torch.float32)
         kept = torch.zeros(n_tokens * top_k + 1, m.up.shape[1], dtype=torch.bool)
         share = torch.nn.functional.pad(weights.float().flatten(), (0, 1))  # (A + 1)
+        guesses, scores = self._screened(x, ids, weights)
+        chosen = torch.nn.functional.pad(keep(scores).flatten(0, 1), (0, 0, 0, 1))  # (A + 1, I)
         for used, slots in self._chunks(ids):
             token = slots // top_k  # (U, P); T where there is no assignment
-            guess = self._screen(rotated, used, token)  # (U, P, I)
-            mask = keep(self._score(guess, used).flatten(0, 1)).view_as(guess)
-            mask = mask & (slots < n_tokens * top_k).unsqueeze(-1)
+            guess, mask = guesses[slots], chosen[slots]  # (U, P, I)
             if union:
                 mask = mask.any(1, keepdim=True).expand_as(mask)
             made = self._exact(x, used, token, mask) + self._recovered(guess, used, mask)
@@ -124,15 +123,23 @@ class ChannelExperts:
         return ChannelOutput(out, kept[:-1].view(n_tokens, top_k, m.up.shape[1]))
 
     @torch.no_grad()
-    def scores(self, x: Tensor, ids: Tensor) -> Tensor:
-        """Return what the keep rule sees: |estimated activation| times norm, (A, I)."""
-        n_tokens, top_k = ids.shape
+    def scores(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Return what a keep rule sees, (T, K, I): the size of a channel's part of the output.
+
+        That is |gate weight| |estimated activation| |column of the down projection|.
+        """
+        return self._screened(x, ids, weights)[1]
+
+    def _screened(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return estimated activations, (A + 1, I), the last row free, and scores, (T, K, I)."""
         rotated = self.rotation.apply(x)
-        result = torch.zeros(n_tokens * top_k + 1, self.matrices.up.shape[1])
+        guesses = torch.zeros(ids.numel() + 1, self.matrices.up.shape[1])
         for used, slots in self._chunks(ids):
-            guess = self._screen(rotated, used, slots // top_k)
-            result[slots.flatten()] = self._score(guess, used).flatten(0, 1)
-        return result[:-1]
+            guess = self._screen(rotated, used, slots // ids.shape[1])
+            guesses[slots.flatten()] = guess.flatten(0, 1)
+        shown = guesses[:-1].view(*ids.shape, guesses.shape[1])
+        scores = shown.abs() * self.sketch.norms[ids].float()
+        return guesses, scores * weights.float().abs().unsqueeze(-1)
 
     def _chunks(self, ids: Tensor) -> Iterator[_Chunk]:
         """Yield the experts used in ascending id, some at a time, with their assignments."""
@@ -159,9 +166,6 @@ class ChannelExperts:
         return m.activation(
             _biased(gate, m.gate_bias, used).float(), _biased(up, m.up_bias, used).float()
         )
-
-    def _score(self, guess: Tensor, used: Tensor) -> Tensor:
-        return guess.abs() * self.sketch.norms[used].float().unsqueeze(1)
 
     def _exact(self, x: Tensor, used: Tensor, token: Tensor, mask: Tensor) -> Tensor:
         """Return what the channels in *mask* contribute, (U, P, H), in float32."""

@@ -1,8 +1,9 @@
 """This module decides which channels of an expert are computed exactly.
 
-A keep rule turns scores, (A, I) for A assignments (a token and one of its experts) and I channels,
-into a mask of the same shape. `TopK` keeps as many for every token. `Threshold` keeps what scores
-above a number calibrated beforehand, as Prox does, so that what it reads depends on the token.
+A keep rule turns scores, (T, K, I) for T tokens, K experts of each and I channels, into a mask of
+the same shape. `TopK` keeps as many of every expert, `TokenTopK` as many for every token, wherever
+among its experts they are. `Threshold` keeps what scores above a number calibrated beforehand, as
+Prox does, so that what it reads depends on the token.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class Keep(Protocol):
     """A keep rule; larger scores matter more."""
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Return the mask, (A, I) in bool, of the channels to compute for *scores*, (A, I)."""
+        """Return the mask, in bool, of the channels to compute for *scores*, both (T, K, I)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Keep the *k* channels of every token that score highest; of equals the lower channel."""
+    """Keep the *k* channels of every expert that score highest; of equals the lower channel."""
 
     k: int
 
@@ -47,6 +48,18 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenTopK:
+    """Keep the K *k* best channels of every token, over its K experts together."""
+
+    k: int  # per expert, on average
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Return the mask; see `Keep`. A token reads the same as under `TopK`."""
+        best = TopK(self.k * scores.shape[-2])
+        return best(scores.flatten(-2)).view_as(scores)
+
+
+@dataclass(frozen=True, slots=True)
 class Threshold:
     """Keep every channel that scores at least *least*."""
 
@@ -58,9 +71,9 @@ class Threshold:
 
 
 def calibrated(scores: Iterable[Tensor], k: int) -> Threshold:
-    """Return the threshold that keeps *k* channels on average of calibration *scores*, each (A, I).
+    """Return the threshold that keeps *k* channels of an expert on average over *scores*.
 
-    Scores are those of one layer (`ChannelExperts.scores`). Of equals more may be kept.
+    Scores, each (T, K, I), are one layer's (`ChannelExperts.scores`) on calibration tokens. Of equals more may be kept.
 
     Raises:
         InputError: If there are no scores, one is NaN, or *k* is negative.

@@ -18,7 +18,7 @@ from torch import Tensor
 from moetier.traces.errors import InputError
 from moetier.validate.numerics.channels.experts import ChannelExperts, ChannelOutput
 from moetier.validate.numerics.channels.gating import KINDS, Gating
-from moetier.validate.numerics.channels.keep import Threshold, TopK
+from moetier.validate.numerics.channels.keep import Keep, Threshold, TopK
 from moetier.validate.numerics.channels.kernel_code import block, dense_block
 
 Array = np.ndarray[Any, Any]
@@ -78,11 +78,21 @@ class ChannelKernel:
         x: Tensor,
         ids: Tensor,
         weights: Tensor,
-        keep: TopK | Threshold,
+        keep: Keep,
         *,
         union: bool = False,
     ) -> ChannelOutput:
-        """Return what `ChannelExperts.forward` does, but for rounding."""
+        """Return what `ChannelExperts.forward` does, but for rounding.
+
+        Raises:
+            InputError: If *keep* is neither `TopK` nor `Threshold`: an expert's channels are chosen
+                before the next expert is screened.
+        """
+        if not isinstance(keep, TopK | Threshold):
+            raise InputError(
+                f"the kernel cannot keep by {type(keep).__name__}",
+                way_out="use TopK or Threshold, or ChannelExperts.forward",
+            )
         order, rows = _sorted(x, ids, weights)
         out = np.zeros(x.shape, np.float32)
         kept = np.zeros((ids.numel(), self.norms.shape[1]), np.bool_)

@@ -224,7 +224,7 @@ def block(
                     g += biases[0][e, c]
                     v += biases[1][e, c]
                 gate[t, c] = gated(*gating, g, v)  # from here on, the estimated activation
-                scores[c] = abs(gate[t, c]) * single(norms[e, c])
+                scores[c] = abs(gate[t, c] * shares[first + t]) * single(norms[e, c])
             mark(scores, k, least, kept[first + t])
             some |= kept[first + t]
         if union:

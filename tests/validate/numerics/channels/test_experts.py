@@ -17,7 +17,7 @@ from moetier.traces.errors import InputError
 from moetier.validate.numerics.channels import experts as module
 from moetier.validate.numerics.channels.experts import ChannelExperts
 from moetier.validate.numerics.channels.gating import Gating
-from moetier.validate.numerics.channels.keep import Threshold, TopK
+from moetier.validate.numerics.channels.keep import Threshold, TokenTopK, TopK
 from moetier.validate.numerics.channels.sketch import ChannelSettings
 from moetier.validate.numerics.channels.ternary import unpack
 from moetier.validate.numerics.experts import ExpertMatrices
@@ -68,8 +68,8 @@ def test_screening_is_the_arithmetic_of_the_unpacked_trits(
 ) -> None:
     m = make(biases=True, gating=CLAMPED)
     c = ChannelExperts.build(m, ChannelSettings(group=group))
-    x, ids, _ = draw()
-    scores = c.scores(x, ids).view(9, 3, 24)
+    x, ids, weights = draw()
+    scores = c.scores(x, ids, weights)
     assert m.gate_bias is not None
     assert m.up_bias is not None
     for t, slot in ((0, 0), (3, 2), (8, 1)):
@@ -84,7 +84,7 @@ def test_screening_is_the_arithmetic_of_the_unpacked_trits(
             sums = torch.stack([part.sum(-1) for part in torch.split(terms, group or 40, -1)], -1)
             both.append((scales.float() * sums).sum(-1))
         act = CLAMPED(both[0] + m.gate_bias[e], both[1] + m.up_bias[e])
-        expected = act.abs() * m.down[e].norm(dim=0)
+        expected = weights[t, slot] * act.abs() * m.down[e].norm(dim=0)
 
         torch.testing.assert_close(scores[t, slot], expected, atol=1e-4, rtol=5e-3)
 
@@ -147,10 +147,26 @@ def test_a_union_computes_for_all_what_one_keeps(make: Make, draw: Draw, dense: 
 def test_a_threshold_keeps_by_score(make: Make, draw: Draw) -> None:
     c = ChannelExperts.build(make(), ChannelSettings())
     x, ids, weights = draw()
-    kept = c.forward(x, ids, weights, Threshold(0.2)).kept
+    kept = c.forward(x, ids, weights, Threshold(0.1)).kept
 
-    assert kept.flatten(0, 1).equal(c.scores(x, ids) >= 0.2)
+    assert kept.equal(c.scores(x, ids, weights) >= 0.1)
     assert len(set(kept.sum(-1).flatten().tolist())) > 1
+
+
+def test_channels_may_be_chosen_over_a_token_s_experts_together(
+    make: Make, draw: Draw, dense: Dense
+) -> None:
+    m = make()
+    x, ids, _ = draw()
+    weights = torch.tensor([[0.9, 0.09, 0.01]]).expand(9, 3)
+    c = ChannelExperts.build(m, ChannelSettings())
+    exact = dense(m, x, ids, weights)
+    out, kept = c.forward(x, ids, weights, TokenTopK(6))
+    apart = c.forward(x, ids, weights, TopK(6)).out
+
+    assert kept.sum((1, 2)).tolist() == [18] * 9
+    assert bool((kept[:, 0].sum(-1) > kept[:, 2].sum(-1)).all())
+    assert float((out - exact).norm()) < float((apart - exact).norm())
 
 
 def test_chunks_and_a_sketch_unpacked_on_the_way_change_nothing(

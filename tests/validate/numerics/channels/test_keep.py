@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetier.traces.errors import InputError
-from moetier.validate.numerics.channels.keep import Threshold, TopK, calibrated
+from moetier.validate.numerics.channels.keep import Threshold, TokenTopK, TopK, calibrated
 
 
 def test_top_k_keeps_as_many_for_every_token() -> None:
@@ -24,6 +24,13 @@ def test_of_equals_the_lower_channel_is_kept() -> None:
 @pytest.mark.parametrize(("k", "kept"), [(0, 0), (3, 3), (4, 4), (400, 4)])
 def test_k_up_to_and_beyond_the_layer(k: int, kept: int) -> None:
     assert TopK(k)(torch.rand(5, 4)).sum(1).tolist() == [kept] * 5
+
+
+def test_a_token_s_channels_may_lie_in_any_of_its_experts() -> None:
+    scores = torch.tensor([[[1.0, 9.0], [8.0, 7.0]], [[5.0, 5.0], [0.0, 0.0]]])
+
+    assert TokenTopK(1)(scores).int().tolist() == [[[0, 1], [1, 0]], [[1, 1], [0, 0]]]
+    assert bool(TokenTopK(2)(scores).all())
 
 
 def test_a_negative_k_is_refused() -> None:

@@ -22,7 +22,7 @@ from moetier.traces.errors import InputError
 from moetier.validate.numerics.channels import kernel_code
 from moetier.validate.numerics.channels.experts import ChannelExperts
 from moetier.validate.numerics.channels.gating import KINDS, Gating
-from moetier.validate.numerics.channels.keep import Threshold, TopK
+from moetier.validate.numerics.channels.keep import Threshold, TokenTopK, TopK
 from moetier.validate.numerics.channels.kernel import ChannelKernel
 from moetier.validate.numerics.channels.rotation import rotation
 from moetier.validate.numerics.channels.sketch import ChannelSettings
@@ -147,6 +147,8 @@ def test_other_types_and_dense_biases_are_refused(make: Make, draw: Draw) -> Non
 
     with pytest.raises(InputError, match=r"no weights of torch\.float16"):
         ChannelKernel.of(half, Gating())
+    with pytest.raises(InputError, match="cannot keep by TokenTopK"):
+        ChannelKernel.of(biased, Gating()).forward(*draw(), TokenTopK(2))
     with pytest.raises(InputError, match="no biases"):
         ChannelKernel.of(biased, Gating()).dense(*draw())
 
