@@ -12,20 +12,25 @@ from moetier.traces.batch import LayerBatch
 
 @warmup.register("pcw")
 class PredictiveCacheWarmup(Warmup):
-    """Order what prefill left by how many of its tokens used each expert, the hottest last to go.
+    """Begin decode with what prefill used most, the hottest last to go.
 
-    After SliceMoE (arXiv 2512.12990). What does not fit goes: LSB slices first, then the MSB slices
-    of experts that few tokens used. With *fill* what prefill used and the cache has lost comes back
-    as long as there is room: it is what an eviction by count during prefill would have kept, so its
-    copy is not charged.
+    After SliceMoE (arXiv 2512.12990), which evicts by count during prefill: LSB slices first, then
+    the MSB slices of experts that few tokens used. A layer's counts are final once its batch has
+    run, so what that leaves is just the hottest of all that was there or was fetched, which is what
+    this part makes resident. Its copies were charged to prefill, so they are not charged again.
+    With *fill* off only what the run's own eviction left is put in that order.
     """
 
-    def __init__(self, fill: bool = False) -> None:
+    def __init__(self, fill: bool = True) -> None:
         self.fill = fill
 
     def start(self, context: Context) -> None:
         super().start(context)
-        layout = context.layout
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget the counts: the next prefill has its own."""
+        layout = self.context.layout
         self._tokens = [0] * (layout.n_layers * layout.n_experts)  # per expert
         self._used: set[int] = set()
 
@@ -44,4 +49,5 @@ class PredictiveCacheWarmup(Warmup):
             if layout.nbytes[s] <= room:
                 kept.append(s)
                 room -= layout.nbytes[s]
+        self._begin()
         return kept[::-1]
