@@ -73,8 +73,8 @@ class Threshold:
 def calibrated(scores: Iterable[Tensor], k: int) -> Threshold:
     """Return the threshold that keeps *k* channels of an expert on average over *scores*.
 
-    Scores, each (T, K, I), are one layer's (`ChannelExperts.scores`) on calibration tokens. Of equals
-    more may be kept.
+    Scores, each (T, K, I), are one layer's (`ChannelExperts.scores`) on calibration tokens. Of
+    equals more may be kept.
 
     Raises:
         InputError: If there are no scores, one is NaN, or *k* is negative.
