@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from moetier.sim.layout import Layout
 from moetier.sim.machine.base import Span
 from moetier.sim.plan import LayerPlan
 from moetier.sim.records import Columns
@@ -26,7 +27,7 @@ from moetier.validate.machines.disk import slots_for
 from moetier.validate.machines.experts import Experts, RandomHidden, WholeKernel
 from moetier.validate.machines.pacing import Pace, wait_until
 from moetier.validate.machines.run import DiskMachines, disk_machine, run_on_disk
-from moetier.validate.machines.slices_file import SlicesFile
+from moetier.validate.machines.slices_file import SlicesFile, write_slices
 from moetier.validate.machines.slots import Slot
 
 PACE = Pace(100_000_000, 50_000)  # as the link of the profile
@@ -160,6 +161,14 @@ def test_with_overlap_experts_begin_before_the_last_slice_has_landed(
 
     assert ran[: len(resident)] == [f"expert {e}" for e in resident]  # before any wait
     assert len(ran) == len(several[0].needed)
+
+    for plan in (p for p in real.plans if not p.missing):  # then in the order of the plan
+        at = {"step": plan.batch.step, "layer": plan.batch.layer}
+        mine = [s for s in real.spans if s.lane == "compute" and s.info == at]
+
+        ran = [s.name for s in mine if s.name.startswith("expert ")]
+
+        assert ran == [f"expert {s % 8}" for s in plan.needed]
 
 
 def expected_output(file: SlicesFile, plan: LayerPlan) -> torch.Tensor:
@@ -307,6 +316,76 @@ def test_lateness_is_what_the_lanes_say(
         assert machine.finish() >= 7 * 1_228_800
         assert machine.queued_bytes() == 0
         assert all(machine.landed(s) for s in plan.prefetch)
+
+
+def test_prefetches_that_have_not_landed_are_late(
+    packed: Path, source: Synthetic, setting: Callable[..., Setting]
+) -> None:
+    stage = simulate(source, setting()).stage
+    batch = next(iter(source.batches()))
+    with disk_machine(packed, pace=Pace(500_000)) as machines:  # 25 ms for a slice
+        machine = machines(stage.hierarchy, stage.costs, stage.layout, None)
+        first = LayerPlan(batch, needed := sorted(set(batch.experts)), needed)
+        first.prefetch = [8, 9, 10, 11]
+        machine.execute(first)
+        second = LayerPlan(replace(batch, layer=1, experts=[2, 3] * 6), [10, 11, 12], [12])
+        timing = machine.execute(second)
+
+        assert timing.late == 2
+        assert timing.copy >= 3 * 24_576_000  # both promoted, and the one that was fetched
+
+
+class Parts:
+    """A kernel for experts in two parts, which notes of which it had only the first."""
+
+    name = "parts"
+    dtype = torch.float32
+
+    def __init__(self) -> None:
+        """Begin with nothing noted."""
+        self.seen: list[tuple[bytes | None, ...]] = []
+
+    def run(self, buffers: Sequence[torch.Tensor | None], x: torch.Tensor) -> torch.Tensor:
+        """Note the first byte of each part."""
+        self.seen.append(tuple(None if b is None else bytes(b[:1].numpy()) for b in buffers))
+        return x
+
+
+def test_parts_go_to_the_kernel_in_order_and_missing_ones_as_none(
+    tmp_path: Path, geometry: Geometry, source: Synthetic, setting: Callable[..., Setting]
+) -> None:
+    layout = Layout([[3000, 1000]] * 3, 8)
+    path = tmp_path / "parts.slices"
+
+    def content(s: int) -> bytes:
+        return bytes([s]) * layout.nbytes[s]
+
+    write_slices(path, layout, content, geometry=geometry, weights="bf16", source="a test")
+    stage = simulate(source, setting()).stage
+    batch = replace(next(iter(source.batches())), n_tokens=1, context=1, experts=[1, 4])
+    kernel = Parts()
+    with disk_machine(path, kernel=kernel) as machines:
+        machine = machines(stage.hierarchy, stage.costs, layout, None)
+        plan = LayerPlan(batch, [8, 9, 2, 3], [8, 9, 2, 3])
+        plan.fetch, plan.degrade = [8, 2, 3], [9]
+        machine.execute(plan)
+
+    assert kernel.seen == [(b"\x02", b"\x03"), (b"\x08", None)]
+
+
+def test_what_leaves_makes_room_before_what_comes(
+    packed: Path, source: Synthetic, setting: Callable[..., Setting]
+) -> None:
+    stage = simulate(source, setting()).stage
+    batch = replace(next(iter(source.batches())), n_tokens=1, context=1)
+    with disk_machine(packed, slot_bytes=2 * 12_288) as machines:
+        machine = machines(stage.hierarchy, stage.costs, stage.layout, None)
+        machine.execute(LayerPlan(replace(batch, experts=[0, 1]), [0, 1], [0, 1]))
+        second = LayerPlan(replace(batch, experts=[2, 3]), [2, 3], [2, 3])
+        second.evicted = [0, 1]
+        machine.execute(second)
+
+        assert machines.machines[0].slots.lent == 2 * 12_288
 
 
 def test_a_run_says_how_it_was_made(

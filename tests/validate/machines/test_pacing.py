@@ -1,5 +1,7 @@
 """A pace is a lower bound that is kept, however busy the machine is."""
 
+import time
+
 import pytest
 
 from moetier.sim.hardware import Link
@@ -30,6 +32,21 @@ def test_waiting_never_ends_before_the_deadline(after: int) -> None:
     at = wait_until(deadline, clock.now)
 
     assert deadline <= at <= clock.now()
+
+
+def test_no_sleep_reaches_past_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, slept = [0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        at[0] += max(round(seconds * 1e9), 1000)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    end = wait_until(50_000_000, lambda: at[0])
+
+    assert 50_000_000 <= end < 50_001_000
+    assert max(slept) * 1e9 <= NAP_NS
+    assert slept[-1] == 0  # the last stretch is not slept away
 
 
 def test_waiting_ends_when_told_to() -> None:
