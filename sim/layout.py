@@ -18,11 +18,12 @@ class Layout:
 
     `nbytes[slice]` is a slice's size; `layer_slices` is the number of slices of one layer, so the
     first slice of MoE layer `l` is `l * layer_slices`. With `bit_sliced` the parts are `MSB` and
-    `LSB`.
+    `LSB`; with `blocks` they are blocks of channels, none of which matters more than another.
     """
 
     __slots__ = (
         "bit_sliced",
+        "blocks",
         "each",
         "layer_slices",
         "n_experts",
@@ -33,14 +34,19 @@ class Layout:
     )
 
     def __init__(
-        self, part_bytes: Sequence[Sequence[int]], n_experts: int, *, bit_sliced: bool = False
+        self,
+        part_bytes: Sequence[Sequence[int]],
+        n_experts: int,
+        *,
+        bit_sliced: bool = False,
+        blocks: bool = False,
     ) -> None:
         """Lay out *n_experts* per layer; *part_bytes* has the bytes of each part, per MoE layer."""
         parts = {len(row) for row in part_bytes}
         if len(parts) != 1 or min(parts) < 1:
             raise ValueError(f"every layer needs the same number of parts, got {sorted(parts)}")
         self.n_layers, self.n_experts, self.n_parts = len(part_bytes), n_experts, parts.pop()
-        self.bit_sliced = bit_sliced
+        self.bit_sliced, self.blocks = bit_sliced, blocks
         self.layer_slices = n_experts * self.n_parts
         self.nbytes = [size for row in part_bytes for _ in range(n_experts) for size in row]
         self.total_bytes = sum(self.nbytes)

@@ -181,7 +181,7 @@ class Planner:
                 self._leave(plan, evicted)
         plan.resident = top.used
         if self._spares:
-            plan.rare, plan.spared = True, self.policy.precision.spared(batch, needed)
+            plan.rare, plan.spared = True, self.policy.precision.spared(batch, recency)
         if batch.phase == PREFILL:
             self.policy.warmup.observe(batch, needed)
         if self._warmup_bytes or self._replaced:

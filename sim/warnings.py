@@ -13,8 +13,13 @@ from moetier.sim.units import format_bytes
 from moetier.traces.schema import Header
 
 
-def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: int) -> list[str]:
-    """Return what a simulated run took for granted, one sentence each."""
+def limitations(
+    header: Header, profile: Profile, policy: Policy, expert_ops: int, *, replayed: bool = True
+) -> list[str]:
+    """Return what a simulated run took for granted, one sentence each.
+
+    Routing is *replayed* from a trace, or comes from a model that runs, which knows more.
+    """
     found = modelled(profile)
     unverified = _blocks(profile, "unverified")
     if unverified:
@@ -28,7 +33,9 @@ def limitations(header: Header, profile: Profile, policy: Policy, expert_ops: in
         found.append("the model's sizes are unknown, so experts are timed by their bytes alone")
     if header.provenance.kind == "synthetic":
         found.append("the routing is synthetic")
-    if policy.alters_output:
+    if replayed:
+        found += [part.assumption for part in policy.parts if part.assumption]
+    if replayed and policy.alters_output:
         found.append(
             "replayed lossy policy: recorded routing cannot react to what the policy changes, and "
             "no accuracy is known; `moetier evaluate` runs it inside a model"

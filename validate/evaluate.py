@@ -156,6 +156,7 @@ def evaluate(
         warnings=warnings_of(stage.policy, stage.layout, stage.capacities[0], top_k, metrics),
         known_limitations=[
             *_limitations(header, setting, stage.policy, stage.expert_ops, how),
+            *stage.costs.remarks,
             *([told.assumption] if told is not None and told.assumption else []),
         ],
         elapsed_ns=driver.elapsed_ns,
@@ -213,12 +214,8 @@ def _reads_scores(policy: Policy) -> bool:
 def _limitations(
     header: Header, setting: Setting, policy: Policy, expert_ops: int, how: Extras
 ) -> list[str]:
-    """Return what the run took for granted; what a replay assumes does not hold here."""
-    found = [
-        text
-        for text in limitations(header, setting.profile, policy, expert_ops)
-        if not text.startswith("replayed lossy policy")
-    ]
+    """Return what the run took for granted."""
+    found = limitations(header, setting.profile, policy, expert_ops, replayed=False)
     if setting.weights is not None and setting.weights != header.weights:
         found.append(
             f"bytes are those of {setting.weights}; the model computes in "

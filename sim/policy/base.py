@@ -126,6 +126,8 @@ class Part:
     counts_demand: bool = False  # reads the counts of `Progress`
     uncounted_steps: int = 0  # decode steps whose counts `Progress.uncounted` shall hold
     follows_cache: bool = False  # what a batch uses depends on what is cached: nobody foresees it
+    draws: bool = False  # on a trace, what a batch uses is drawn: nobody foresees it
+    assumption: str | None = None  # what it takes for granted on a trace, in a sentence
     predictor: str | None = None  # whose predictions, by name; None: whatever there is
     horizons: Sequence[int] = ()  # how many layers ahead
 
@@ -158,6 +160,7 @@ class Precision(Part):
 
     formats: Sequence[ExpertFormat] = (ExpertFormat(),)
     kernel: str = "whole"
+    where_sketches_are: bool = False  # only the processor of the fastest tier can compute it
 
     def layout(self, expert_bytes: Sequence[int], geometry: Geometry) -> Layout:
         """Return the slices of a model whose whole experts take *expert_bytes*, per MoE layer."""
@@ -184,8 +187,12 @@ class Precision(Part):
         """
         return None
 
-    def spared(self, batch: LayerBatch, needed: Sequence[int]) -> int:
-        """Return how many bytes of the slices *needed* compute does not read; may be negative."""
+    def spared(self, batch: LayerBatch, used: Sequence[int]) -> int:
+        """Return how many bytes of the slices *used* the main processor does not read.
+
+        They are those of *batch* that it computes with, unique. May be negative: what it reads
+        beside them, such as a sketch, counts too.
+        """
         return 0
 
 

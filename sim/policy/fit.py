@@ -14,6 +14,13 @@ def check_fit(policy: Policy, layout: Layout, header: Header) -> None:
 
     Whether each single row of a trace has weights is known only when it is read.
     """
+    if policy.precision.where_sketches_are and policy.miss.computes_below:
+        raise InputError(
+            f"'{_name(policy.precision)}' is computed where its sketches are, in the fastest tier, "
+            f"and '{_name(policy.miss)}' computes in the one below",
+            where="policy.miss",
+            way_out="use `miss: fetch` or `skip`",
+        )
     for seam, part in _by_seam(policy):
         if part.follows_cache and policy.needs_future:
             raise InputError(
@@ -21,6 +28,12 @@ def check_fit(policy: Policy, layout: Layout, header: Header) -> None:
                 "needed",
                 where=f"policy.{seam}",
                 way_out="use it without `belady` and `oracle`",
+            )
+        if part.draws and policy.needs_future:
+            raise InputError(
+                f"'{_name(part)}' draws what is needed, so that no oracle can foresee it",
+                where=f"policy.{seam}",
+                way_out="use `unit: expert`, or no `belady` and `oracle`",
             )
         if part.needs_bit_slices and not layout.bit_sliced:
             raise InputError(

@@ -35,6 +35,11 @@ EXAMPLES = {"int": 4, "float": 0.5}
 
 SLICED = {"kind": "bit-sliced", "theta": 0.5, "group": 4}  # half of what is routed is critical
 
+TOY = {  # rows are short: for a group, and beside a sector of memory
+    "bit-sliced": {"group": 4},
+    "channels": {"reads": "150 %", "recovery": "none"},
+}
+
 # What each part is combined with: it meets prefetches, cancellations and skipped slices.
 COMPANY: list[dict[str, Any]] = [
     {},
@@ -94,6 +99,8 @@ def setting_of(seam: str, name: str, company: dict[str, Any], shape: dict[str, A
         policy["miss"] = "fetch"
     if "oracle" in company.values() and any(part.follows_cache for part in compose(policy).parts):
         policy["prefetch"] = "previous-token"
+    if "oracle" in company.values() and any(part.draws for part in compose(policy).parts):
+        policy |= {"prefetch": "previous-token", "miss": "skip"}
     tiers = shape.get("tiers", ["hbm", "dram"])
     room = {tier: ROOM[tier] for tier in tiers[:-1]}
     return Setting(PROFILE, policy, room, tiers=tiers, exclusive="exclusive" in shape)
@@ -308,8 +315,8 @@ def test_every_preset_runs(name: str) -> None:
     parts = compose(name, ["hbm"]).parts
     wanted = next((part.predictor for part in parts if part.predictor), "p")
     given = presets()[name].get("precision", "full")
-    sliced = isinstance(given, dict) and given["kind"] == "bit-sliced"
-    toy = {"precision": given | {"group": 4}} if sliced else {}  # rows are short
+    short = TOY.get(given["kind"], {}) if isinstance(given, dict) else {}
+    toy = {"precision": given | short} if short else {}
     seen = run(
         trace(predictor=wanted),
         PROFILE,

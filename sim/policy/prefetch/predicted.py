@@ -9,6 +9,7 @@ from math import inf
 from moetier.sim.policy.base import Context, Prefetch
 from moetier.sim.policy.seams import prefetch
 from moetier.traces.batch import Floats, LayerBatch
+from moetier.traces.gating import GateRule
 from moetier.traces.registry import Natural, Positive
 
 _ONE_BY_ONE = 16  # experts looked for before the rest are sorted
@@ -47,13 +48,22 @@ def ranked(
 
     That is the union of its tokens' predicted top-k, or the *budget* likeliest (None: all experts);
     nothing where there is no prediction or no such layer. Of an expert with several parts it is the
-    first part.
+    first part; of one in blocks, all of them.
     """
     scores, layout, gate = batch.predicted.get(horizon), context.layout, context.gate
     layer = batch.layer + horizon
     if scores is None or layer >= layout.n_layers or gate is None:
         return iter(())
-    first, parts = layer * layout.layer_slices, layout.n_parts
+    found = _firsts(scores, gate, layer * layout.layer_slices, layout.n_parts, budget)
+    if layout.blocks:
+        return (s for first in found for s in range(first, first + layout.n_parts))
+    return found
+
+
+def _firsts(
+    scores: Floats, gate: GateRule, first: int, parts: int, budget: int | None
+) -> Iterator[int]:
+    """Yield the first slices of what *scores* rank, in a layer whose own first slice is *first*."""
     if len(scores) == 1:  # one token's scores rank as its probabilities do
         return islice(_descending(scores[0], first, parts), gate.top_k if budget == 0 else budget)
     order = _descending(gate.probabilities(scores).sum(axis=0), first, parts)

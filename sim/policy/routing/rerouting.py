@@ -16,10 +16,16 @@ from moetier.traces.gating import GateRule, Ints
 def cached_experts(context: Context, layer: int) -> Bools:
     """Return which experts (E,) of *layer* have their first slice in the fastest tier, as planned.
 
-    The first is the whole expert, its MSB slice, or its copy of high precision.
+    The first is the whole expert, its MSB slice, or its copy of high precision. Where experts are
+    cached in blocks, none of which comes first, it takes half of them.
     """
     layout, resident = context.layout, context.resident
     base = layer * layout.layer_slices
+    if layout.blocks:
+        there = [s in resident for s in range(base, base + layout.layer_slices)]
+        blocks = np.array(there).reshape(-1, layout.n_parts).sum(1)
+        half: Bools = 2 * blocks >= layout.n_parts
+        return half
     slices = range(base, base + layout.layer_slices, layout.n_parts)
     return np.array([s in resident for s in slices])
 
