@@ -328,7 +328,7 @@ def test_prefetches_that_have_not_landed_are_late(
         first = LayerPlan(batch, needed := sorted(set(batch.experts)), needed)
         first.prefetch = [8, 9, 10, 11]
         machine.execute(first)
-        second = LayerPlan(replace(batch, layer=1, experts=[2, 3] * 6), [10, 11, 12], [12])
+        second = LayerPlan(replace(batch, layer=1, experts=[2, 3, 4] * 4), [10, 11, 12], [12])
         timing = machine.execute(second)
 
         assert timing.late == 2
