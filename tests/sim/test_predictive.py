@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moetier.sim.layout import Layout
 from moetier.sim.policy.base import Context, Progress
@@ -82,6 +84,42 @@ def test_several_tokens_are_ranked_by_their_summed_probability() -> None:
 def test_a_budget_takes_the_likeliest_whoever_wants_them() -> None:
     assert list(ranked(context(), batch(predicted={1: SCORES}), 1, 1)) == [5]
     assert list(ranked(context(), batch(predicted={1: SCORES}), 1, 3)) == [5, 7, 4]
+
+
+# Few values, so that most are tied; the odd ones are what a predictor may say of an expert.
+SHARES = st.sampled_from([-np.inf, -1.0, -0.0, 0.0, 0.25, 0.5, 1.0, np.inf])
+
+
+@given(
+    shares=st.lists(SHARES | st.just(np.nan) | st.floats(width=32), max_size=40)
+    | st.lists(SHARES, min_size=17, max_size=40),  # more than are looked for one by one
+    wanted=st.none() | st.integers(0, 40),
+    parts=st.integers(1, 3),
+    several=st.booleans(),
+)
+def test_the_ranking_is_that_of_a_stable_sort(
+    shares: list[float], wanted: int | None, parts: int, several: bool
+) -> None:
+    """Ties go to the lower index, NaN comes last, however many are asked for."""
+    if not shares:
+        return
+    scores = np.array([shares], np.float32)
+    layout = Layout([[40] * parts] * 2, len(shares))
+    rule = GateRule(top_k=1, score_kind="logits", normalised=True)
+    where = replace(context(), layout=layout, gate=rule)
+    with np.errstate(all="ignore"):
+        if several:  # summed probabilities of two tokens
+            scores = np.concatenate([scores, scores[:, ::-1]])
+            key = rule.probabilities(scores).sum(axis=0)
+        else:
+            key = scores[0]
+        expected = (-key).argsort(kind="stable").tolist()
+        before = scores.copy()
+        found = list(ranked(where, batch(predicted={1: scores}), 1, wanted or None))
+
+    first = len(shares) * parts
+    assert found == [first + at * parts for at in expected][: wanted or None]
+    np.testing.assert_array_equal(scores, before)  # the predictor's array is its own
 
 
 def test_beyond_the_last_layer_nothing_is_brought() -> None:
