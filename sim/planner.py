@@ -98,15 +98,18 @@ class Planner:
         self._spares = type(policy.precision).spared is not Precision.spared
         counting = [part for part in policy.parts if part.counts_demand]
         self._counts = bool(counting)
+        self._counting = False  # in decode, if they do
         self._uncounted = max([part.uncounted_steps for part in counting], default=0)
         self._predicts = policy.uses_predictions
-        self._observes = type(policy.routing).observe is not Routing.observe
+        self._observes = self._predicts and type(policy.routing).observe is not Routing.observe
         self._prefetches = type(policy.prefetch).candidates is not Prefetch.candidates
         self._resolves = type(policy.miss).resolve is not Miss.resolve
         self._releases = type(self._top.eviction).release is not Eviction.release
         self._whole = type(policy.precision).needed is Precision.needed
         self._layer_slices = layout.layer_slices
         self._needed, self._touch = policy.precision.needed, self._top.eviction.touch
+        self._alters = self._routes or self._narrows or self._predicts  # the batch, before it runs
+        self._closes = True  # is there anything to do once a batch is decided?
         self._last_phase: int | None = None
         self._warmup_bytes = 0
         self._replaced: list[int] = []
@@ -118,12 +121,12 @@ class Planner:
         self._progress.batch += 1
         if batch.phase != self._last_phase:
             self._phase_begins(batch.phase)
-        if self._routes:
-            batch = self.policy.routing.route(batch)
-        if self._narrows:
-            batch = self.policy.precision.narrow(batch)
-        if self._predicts:
-            if batch.predict is not None:
+        if self._alters:
+            if self._routes:
+                batch = self.policy.routing.route(batch)
+            if self._narrows:
+                batch = self.policy.precision.narrow(batch)
+            if self._predicts and batch.predict is not None:
                 batch.predicted = batch.predict(batch)
             if self._observes:
                 self.policy.routing.observe(batch)
@@ -135,7 +138,7 @@ class Planner:
         if batch.n_tokens != 1:  # fetched in order of first use, remembered in order of last use
             recency = list(dict.fromkeys(reversed(needed)))[::-1]
             needed = list(dict.fromkeys(needed))
-        if self._counts and batch.phase == DECODE:
+        if self._counting:
             self._count(batch, needed)
         cancelled = self._expire(batch.layer, needed) if self._pinned else ()
         resident = top.resident
@@ -146,11 +149,10 @@ class Planner:
             if self._lower is not None:
                 plan.cancelled_hops = [2 if s in self._deep else 1 for s in cancelled]
         if missing:
-            if self._fresh:
+            if not self._fresh.isdisjoint(missing):
                 fresh = self._fresh.intersection(missing)
-                if fresh:
-                    plan.compulsory = len(fresh)
-                    self._fresh -= fresh
+                plan.compulsory = len(fresh)
+                self._fresh -= fresh
             if self._resolves:
                 recency = self._resolve(plan, recency)
             if self._lower is not None:
@@ -158,14 +160,13 @@ class Planner:
                 self._climb(plan)
             if plan.fetch:
                 top.insert(plan.fetch)
-                if self._counts and batch.phase == DECODE:
+                if self._counting:
                     self._progress.fetches += len(plan.fetch)
                     self._progress.fetch_bytes += self.layout.size(plan.fetch)
-        if self._early:
+        if self._early and not self._early.isdisjoint(needed):
             used = self._early.intersection(needed)
-            if used:
-                plan.early, plan.prefetch_used = True, len(used)
-                self._early -= used
+            plan.early, plan.prefetch_used = True, len(used)
+            self._early -= used
         self._touch(recency)
         plan.peak = top.used
         evicted = top.release(needed, self._pinned) if self._releases else []
@@ -177,20 +178,27 @@ class Planner:
             evicted = self._prefetch(plan, recency, evicted)
         if evicted:
             plan.evicted = evicted
-            if self._early or self.exclusive:
+            if self.exclusive or (self._early and not self._early.isdisjoint(evicted)):
                 self._leave(plan, evicted)
         plan.resident = top.used
+        if self._closes:
+            self._close(plan, recency)
+        return plan
+
+    def _close(self, plan: LayerPlan, active: list[int]) -> None:
+        """Do what few runs, or few batches, ask for once a *plan* that computes *active* is made."""
+        batch = plan.batch
         if self._spares:
-            plan.rare, plan.spared = True, self.policy.precision.spared(batch, recency)
+            plan.rare, plan.spared = True, self.policy.precision.spared(batch, active)
         if batch.phase == PREFILL:
-            self.policy.warmup.observe(batch, needed)
+            self.policy.warmup.observe(batch, plan.needed)
         if self._warmup_bytes or self._replaced:
             plan.rare = True
             plan.warmup_bytes, self._warmup_bytes = self._warmup_bytes, 0
             plan.replaced, self._replaced = self._replaced, []
         if self._on_plan is not None:
             self._on_plan(plan)
-        return plan
+        self._closes = self._spares or batch.phase == PREFILL or self._on_plan is not None
 
     def _count(self, batch: LayerBatch, needed: list[int]) -> None:
         """Keep the counts of decode that a policy reads."""
@@ -342,11 +350,10 @@ class Planner:
 
     def _leave(self, plan: LayerPlan, evicted: list[int]) -> None:
         """Book what leaves the fastest tier: wasted prefetches, demotion to the tier below."""
-        if self._early:
-            wasted = self._early.intersection(evicted)
-            if wasted:
-                plan.early, plan.prefetch_wasted = True, self.layout.size(wasted)
-                self._early -= wasted
+        wasted = self._early.intersection(evicted)
+        if wasted:
+            plan.early, plan.prefetch_wasted = True, self.layout.size(wasted)
+            self._early -= wasted
         if self.exclusive and self._lower is not None:
             self._lower.insert(evicted)
             self._lower.eviction.touch(evicted)
@@ -362,7 +369,8 @@ class Planner:
         if phase == DECODE:
             at_decode = self.policy.warmup.decode_begins()
             wanted = wanted if at_decode is None else at_decode
-        self._last_phase = phase
+        self._last_phase, self._closes = phase, True
+        self._counting = self._counts and phase == DECODE
         if wanted is None:
             return
         size = self.layout.size(wanted)

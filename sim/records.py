@@ -7,10 +7,10 @@ nanoseconds, picojoules, counts.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from struct import Struct
 from types import TracebackType
 
 import numpy as np
@@ -62,6 +62,11 @@ SCHEMA = pa.schema([pa.field(name, pa.int64()) for name in (*COMMON, *DERIVED, *
 
 OnColumns = Callable[[Columns], None]
 
+# Rows are packed as they come, which takes a third of the time of `array.extend`.
+_COMMON, _RARE, _EARLY, _BYTES = (
+    Struct(f"{n}q") for n in (len(COMMON), 1 + len(RARE), 1 + len(EARLY), 4)
+)
+
 
 class Recorder:
     """Collect a run's rows, add energy, and hand them on in blocks, so that memory stays flat.
@@ -77,11 +82,11 @@ class Recorder:
         self._each = np.array(layout.nbytes[:: layout.layer_slices])  # per layer, of whole experts
         self._parts, self._bit_sliced = layout.n_parts > 1, layout.bit_sliced
         self._energy, self._sinks = energy, sinks
-        self._rows = array("q")  # COMMON, batch after batch
-        self._bytes = array("q")  # where experts have parts: what `_of_parts` says
-        self._rare = array("q")  # row number, then RARE
-        self._early = array("q")  # row number, then EARLY, of other rows
-        self._full = block_rows * len(COMMON)
+        self._rows = bytearray()  # COMMON, batch after batch
+        self._bytes = bytearray()  # where experts have parts: what `_of_parts` says
+        self._rare = bytearray()  # row number, then RARE
+        self._early = bytearray()  # row number, then EARLY, of other rows
+        self._full = block_rows * _COMMON.size
 
     def add(self, plan: LayerPlan, timing: LayerTiming) -> None:
         """Add one batch."""
@@ -91,20 +96,20 @@ class Recorder:
             self._add_rare(plan, dropped)
         elif plan.early or dropped:
             early = plan.prefetch
-            self._early.extend((
-                len(self._rows) // len(COMMON),
+            self._early += _EARLY.pack(
+                len(self._rows) // _COMMON.size,
                 len(early), self._size(early) if early else 0,
                 plan.prefetch_used, plan.prefetch_wasted, dropped,
-            ))  # fmt: skip
+            )  # fmt: skip
         if self._parts:
-            self._bytes.extend(self._of_parts(plan))
-        self._rows.extend((
+            self._bytes += _BYTES.pack(*self._of_parts(plan))
+        self._rows += _COMMON.pack(
             batch.step, batch.phase, batch.layer, batch.n_tokens, batch.context,
             len(batch.experts) - plan.skip_assignments,
             len(plan.needed), len(plan.missing), late, plan.compulsory,
             plan.resident, plan.peak,
             start, dense, wait, copy, experts,
-        ))  # fmt: skip
+        )  # fmt: skip
         if len(self._rows) >= self._full:
             self.flush()
 
@@ -125,8 +130,8 @@ class Recorder:
         columns.update(zip(RARE, rare, strict=True))
         columns.update(zip(DERIVED, self._derived(columns), strict=True))
         columns.update(zip(ENERGY, self._energy.of(columns), strict=True))
-        self._rows, self._bytes = array("q"), array("q")
-        self._rare, self._early = array("q"), array("q")
+        self._rows, self._bytes = bytearray(), bytearray()
+        self._rare, self._early = bytearray(), bytearray()
         for sink in self._sinks:
             sink(columns)
 
@@ -156,8 +161,8 @@ class Recorder:
         size = self._size
         skip, cpu, degrade = plan.skip, plan.cpu, plan.degrade
         cancelled, demoted = plan.cancelled, plan.demoted
-        self._rare.extend((
-            len(self._rows) // len(COMMON),
+        self._rare += _RARE.pack(
+            len(self._rows) // _COMMON.size,
             len(skip), size(skip) if skip else 0, len(cpu), size(cpu) if cpu else 0,
             plan.cpu_assignments,
             len(degrade), size(degrade) if degrade else 0, plan.spared,
@@ -166,7 +171,7 @@ class Recorder:
             len(plan.prefetch), size(plan.prefetch), plan.prefetch_used, plan.prefetch_wasted,
             size(cancelled) if cancelled else 0, dropped, size(demoted) if demoted else 0,
             plan.warmup_bytes,
-        ))  # fmt: skip
+        )  # fmt: skip
 
     def _from_below(self, plan: LayerPlan) -> int:
         """Return the bytes ordered from the tier below the second, less what was cancelled."""

@@ -36,10 +36,11 @@ class ProfileEstimates:
         """
         count = computed_experts(needed, (), self._n_parts) if self._tabled else 0
         experts = self._experts(self._layer_size(needed), len(batch.experts), count)
-        layer, total = batch.layer, 0
-        for _ in range(horizon):
+        layer, total = batch.layer, horizon * experts
+        while horizon:
             layer = self._next[layer]
-            total += experts + self._dense_ns(batch, layer)
+            total += self._dense_ns(batch, layer)
+            horizon -= 1
         return total
 
     def copy_ns(self, nbytes: int) -> int:

@@ -65,10 +65,11 @@ def _firsts(
 ) -> Iterator[int]:
     """Yield the first slices of what *scores* rank, in a layer whose own first slice is *first*."""
     if len(scores) == 1:  # one token's scores rank as its probabilities do
-        return islice(_descending(scores[0], first, parts), gate.top_k if budget == 0 else budget)
+        order = _descending(scores[0], first, parts)
+        return order if budget is None else islice(order, budget or gate.top_k)
     order = _descending(gate.probabilities(scores).sum(axis=0), first, parts)
     if budget != 0:
-        return islice(order, budget)
+        return order if budget is None else islice(order, budget)
     wanted = {first + expert * parts for expert in gate.choose(scores)[0].ravel().tolist()}
     return filter(wanted.__contains__, order)
 
