@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SAMPLE = "moe-tiny"
 CACHE = "MOETIER_CACHE"
-"""The variable that says where runs of plain models are kept."""
+"""The variable that says where runs of plain models, and sketches of their channels, are kept."""
 
 PACKAGES = ("torch", "transformers")
 
@@ -64,15 +64,18 @@ def run_live(
         popularity = config.popularity and open_trace_file(config.popularity).source
         with inside("live"):
             loaded = _load(checkpoint(config.live), fingerprint)
+        questions = questions_of(config)
         result = evaluate(
             loaded,
             setting_of(config, profile),
-            questions_of(config),
+            questions,
             Extras(asked.batch_size, asked.long_prompts, asked.long_tokens, asked.max_new_tokens),
             sinks=sinks,
             predictor=_predictor(config),
             popularity=popularity or None,
             plain_folder=cache_folder(),
+            sketch_folder=cache_folder(),
+            calibration=_calibration(config, questions),
             progress=progress,
         )
     said = outcome(config, result, fingerprint, digest.hex())
@@ -130,6 +133,20 @@ def questions_of(config: RunConfig) -> list[Question]:
         return read_questions(find_file(asked.prompts))[: asked.items]
 
 
+def _calibration(config: RunConfig, questions: list[Question]) -> list[str]:
+    """Return texts, other than the *questions*, that thresholds may be set on; moe-tiny has some.
+
+    Nobody knows which prompts of a file, or beside it, might be used.
+    """
+    from moetier.validate.evaluate_questions import tiny_calibration
+
+    return (
+        tiny_calibration(questions, seed=config.evaluate.seed)
+        if not config.evaluate.prompts
+        else []
+    )
+
+
 def _predictor(config: RunConfig) -> str | Predictor | None:
     """Return the predictor of *config*: its kind, its checkpoint, or itself."""
     if isinstance(config.predictor, dict):
@@ -146,7 +163,7 @@ def _predictor_file(text: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Return where runs of plain models are kept between processes."""
+    """Return where runs of plain models, and sketches, are kept between processes."""
     given = os.environ.get(CACHE)
     if given:
         return Path(given)

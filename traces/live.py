@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moetier.traces.batch import Floats, LayerBatch
+from moetier.traces.batch import Bools, Floats, LayerBatch
 from moetier.traces.capture.hook import ExpertsCall, Override, attach
 from moetier.traces.capture.probe import Probe
 from moetier.traces.capture.rows import Progression, Tokens
@@ -56,6 +56,17 @@ class LivePredictor(Protocol):
         ...
 
 
+class LiveScreen(Protocol):
+    """Says, while a model runs, which channels of its experts matter, and lets it compute these."""
+
+    def screen(self, call: ExpertsCall, valid: Tensor, batch: LayerBatch) -> Bools:
+        """Return which channels each entry of *batch* keeps, (entries, channels).
+
+        *call*, *valid* and *batch* are as for `LivePredictor.predict`.
+        """
+        ...
+
+
 class LiveModel:
     """A transformers model behind the experts interface, driven layer by layer.
 
@@ -69,13 +80,15 @@ class LiveModel:
         predictor: LivePredictor | None = None,
         *,
         with_scores: bool = True,
+        screen: LiveScreen | None = None,
     ) -> None:
         """Drive *model*, which `probe` has *seen*; *predictor* fills the batches' `predicted`.
 
+        *screen* is theirs, where experts read channels.
         Without *with_scores* the batches carry no router scores, which not every policy reads.
         """
         self.model, self.seen, self.predictor = model, seen, predictor
-        self.with_scores = with_scores
+        self.with_scores, self.screen = with_scores, screen
         self.step = -1
 
     @contextmanager
@@ -144,7 +157,7 @@ class Drive:
         return self._override(call, choice)
 
     def _batch(self, call: ExpertsCall, tokens: Tokens) -> LayerBatch:
-        gate, predictor = self._gate, self._live.predictor
+        gate, predictor, screen = self._gate, self._live.predictor, self._live.screen
         scores = None
         if gate is not None and call.scores is not None:
             scores = self._numpy(gate.select(call.scores, call.moe_layer))
@@ -160,6 +173,7 @@ class Drive:
             requests=self._requests,
             scores=scores,
             predict=None if predictor is None else partial(predictor.predict, call, self._valid),
+            screen=None if screen is None else partial(screen.screen, call, self._valid),
         )
 
     def _numpy(self, values: Tensor) -> Floats:

@@ -38,8 +38,9 @@ from moetier.traces.samples.tasks import Item
 from moetier.traces.schema import Header
 from moetier.validate.evaluate_arms import Asked, Count, Extras, first_difference
 from moetier.validate.evaluate_plain import Plain
-from moetier.validate.evaluate_questions import Question, from_items
+from moetier.validate.evaluate_questions import Question, encode, from_items
 from moetier.validate.live import Driver
+from moetier.validate.live_channels import reading_channels
 from moetier.validate.live_generate import Output
 from moetier.validate.live_precision import computed_at
 
@@ -77,6 +78,8 @@ def evaluate(
     on_span: OnSpan | None = None,
     popularity: ColumnSource | None = None,
     plain_folder: Path | None = None,
+    sketch_folder: Path | None = None,
+    calibration: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Run the policy of *setting* inside the model at *checkpoint* while it answers *items*.
@@ -93,6 +96,8 @@ def evaluate(
         on_span: See there.
         popularity: A trace whose counts a `static` part may use.
         plain_folder: Where runs of the plain model are kept between processes.
+        sketch_folder: Where sketches of channels are kept between processes.
+        calibration: Texts, none of them asked about, that thresholds of channels are set on.
         progress: Called with (requests done, requests in all), the plain model's included.
 
     Raises:
@@ -132,9 +137,17 @@ def evaluate(
             with (
                 computed_at(seen.layers, stage.policy.precision),
                 attached(told, model) if told is not None else nullcontext() as running,
+                reading_channels(
+                    model,
+                    seen.layers,
+                    stage.policy.precision,
+                    [encode(tokenizer, text, "a calibration text") for text in calibration],
+                    folder=sketch_folder,
+                    progress=progress,
+                ) as screen,
             ):
                 scores = _reads_scores(stage.policy) or running is not None
-                live = LiveModel(model, seen, running, with_scores=scores)
+                live = LiveModel(model, seen, running, with_scores=scores, screen=screen)
                 found = asked.run(live, driver, count)
             without = asked.run_plain(plain, count)
             difference = first_difference(found, without)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,20 @@ def tiny_questions(n: int, seed: int = 0) -> list[Question]:
     items = held_out_items(per_task, seed)
     turns = [items[task * per_task + at] for at in range(per_task) for task in range(len(TASKS))]
     return from_items(turns[:n])
+
+
+def tiny_calibration(questions: Iterable[Question], per_task: int = 16, seed: int = 0) -> list[str]:
+    """Return prompts of moe-tiny's tasks from the training split, none of them in *questions*.
+
+    *per_task* of each task; of one whose table the questions exhaust, as many as are left.
+    """
+    asked = {question.prompt for question in questions}
+    found: list[str] = []
+    for task in TASKS.values():
+        drawn = task.items(random.Random(f"calibration {seed}/{task.name}"), "train")
+        prompts = (item.prompt for item in islice(drawn, 64 * per_task))
+        found += list(dict.fromkeys(prompt for prompt in prompts if prompt not in asked))[:per_task]
+    return found
 
 
 def read_questions(path: str | Path) -> list[Question]:

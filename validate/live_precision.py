@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from moetier.sim.policy.base import ExpertFormat, Precision
+from moetier.sim.policy.precision.channels import Channels
 from moetier.traces.capture.find import MoeLayer
 from moetier.traces.errors import InputError
 from moetier.validate.numerics.groupwise import quantise
@@ -27,6 +28,8 @@ MOST_BITS = 8
 
 def check_precision(precision: Precision) -> None:
     """Raise `InputError` for a precision that no running model can be given."""
+    if isinstance(precision, Channels):  # its experts are as stored: see `live_channels`
+        return
     if precision.alters_output and list(precision.formats) == [ExpertFormat()]:
         raise InputError(
             f"precision '{type(precision).__name__}' cannot be computed inside a model",

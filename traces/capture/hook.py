@@ -132,7 +132,7 @@ class _State:
         def hook(
             experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-            hidden, ids, weights = _arguments(args, kwargs)
+            hidden, ids, weights = arguments(args, kwargs)
             self.calls[where.moe_layer] += 1
             scores, router_input = self.routed.pop(where.moe_layer, (None, None))
             call = ExpertsCall(
@@ -153,7 +153,7 @@ class _State:
         return hook
 
 
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Return hidden, ids and weights, however the family passes and names them."""
     missing = (
         ("hidden_states",),

@@ -30,7 +30,8 @@ class Channels(Precision):
     or "17.8 %"; what is left after these buys k channels (`traces.channels`). By the rule `top-k`
     every token keeps its k best channels, by `threshold` those that score above what keeps k on
     average of other texts. The skipped ones go through a low-rank map of rank *rank*, or are lost
-    (`recovery: none`). *group* inputs share a scale of the sketch, a whole row by default. After
+    (`recovery: none`). By `token-top-k` a token keeps the k best per expert of all its experts'
+    channels together. *group* inputs share a scale of the sketch, a whole row by default. After
     Kim & Hwang, "Channel Selection for MoE Decoding Needs No Calibration Data".
 
     Whole experts are cached and moved, and compute reads less of them; or, with `unit: block`, an
@@ -60,7 +61,7 @@ class Channels(Precision):
         recovery: Literal["low-rank", "none"] = "low-rank",
         rank: Positive | None = None,
         group: Positive | None = None,
-        rule: Literal["top-k", "threshold"] = "top-k",
+        rule: Literal["top-k", "token-top-k", "threshold"] = "top-k",
         unit: Literal["expert", "block"] = "expert",
         blocks: Positive = 8,
     ) -> None:
