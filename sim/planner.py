@@ -186,7 +186,7 @@ class Planner:
         return plan
 
     def _close(self, plan: LayerPlan, active: list[int]) -> None:
-        """Do what few runs, or few batches, ask for once a *plan* that computes *active* is made."""
+        """Do what few batches ask for once a *plan* is made; *active* is what it computes here."""
         batch = plan.batch
         if self._spares:
             plan.rare, plan.spared = True, self.policy.precision.spared(batch, active)
@@ -285,9 +285,9 @@ class Planner:
             nbytes = size(admitted)
         if not admitted:
             return evicted
-        slices = self._layer_slices
+        slices, ahead = self._layer_slices, self._ahead
         for s in admitted:
-            self._ahead[s // slices].append(s)
+            ahead[s // slices].append(s)
         self._pinned.update(admitted)
         self._pinned_bytes += nbytes
         top.insert(admitted)
@@ -296,6 +296,8 @@ class Planner:
             evicted = [s for s in evicted if s not in spared]
             admitted = [s for s in admitted if s not in spared]
         self._bring(plan, admitted)
+        if top.used > plan.peak:
+            plan.peak = top.used
         if top.used > top.capacity:
             evicted += top.trim(self._pinned.union(active))
         return evicted
@@ -311,8 +313,6 @@ class Planner:
                 (self._deep.add if n > 1 else self._deep.discard)(s)
         self._early.update(admitted)
         plan.early, plan.prefetch = True, admitted
-        if self._top.used > plan.peak:
-            plan.peak = self._top.used
 
     def _fitting(self, wanted: list[int], room: int) -> Iterator[int]:
         """Yield *wanted* slices, the first ones first, until one does not fit in *room* bytes."""

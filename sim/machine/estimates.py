@@ -35,8 +35,8 @@ class ProfileEstimates:
         then the dense parts of the layers up to the target and, between them, experts like its own.
         """
         count = computed_experts(needed, (), self._n_parts) if self._tabled else 0
-        experts = self._experts(self._layer_size(needed), len(batch.experts), count)
-        layer, total = batch.layer, horizon * experts
+        total = horizon * self._experts(self._layer_size(needed), len(batch.experts), count)
+        layer = batch.layer
         while horizon:
             layer = self._next[layer]
             total += self._dense_ns(batch, layer)

@@ -81,9 +81,10 @@ def _descending(shares: Floats, first: int, step: int) -> Iterator[int]:
     looking ten times for the largest.
     """
     left, found = shares.copy(), 0
+    largest, value = left.argmax, left.item
     while found < _ONE_BY_ONE:
-        at = int(left.argmax())
-        if not left.item(at) > -inf:  # nothing left, or something that only sorting can place
+        at = int(largest())
+        if not value(at) > -inf:  # nothing left, or something that only sorting can place
             break
         left[at] = -inf
         found += 1

@@ -41,8 +41,8 @@ class WindowAware(Prefetch):
         if context.estimates is None:
             return
         copy_ns, layout = context.estimates.copy_ns, context.layout
-        self._took = {nbytes: copy_ns(nbytes) for nbytes in set(layout.nbytes)}
-        self._least = min(self._took.values())
+        self._took = {nbytes: copy_ns(nbytes) for nbytes in {0, *layout.nbytes}}
+        self._least = min([self._took[nbytes] for nbytes in set(layout.nbytes)])
 
     def candidates(self, batch: LayerBatch, needed: list[int]) -> Sequence[int]:
         context = self.context
@@ -50,7 +50,9 @@ class WindowAware(Prefetch):
         if estimates is None:
             return []
         queued = context.progress.ahead_bytes if lateness is None else lateness.queued_bytes()
-        busy = estimates.copy_ns(queued) if queued else 0
+        busy = self._took.get(queued)  # most often nothing, or one
+        if busy is None:
+            busy = estimates.copy_ns(queued)
         found: list[int] = []
         for horizon in self.horizons:
             # With less room than the smallest copy takes, nobody need be ranked.
