@@ -21,10 +21,14 @@ from moetier.sim.records import Columns
 from moetier.sim.run import MachineFactory, Result, Setting, simulate
 from moetier.traces.batch import DECODE, PREFILL
 from moetier.traces.columns import PAD, build
+from moetier.traces.formats import bit_slice_bytes
 from moetier.traces.geometry import Geometry
 from moetier.traces.io import ArrayTrace
 from moetier.traces.schema import Header, Provenance
 from moetier.traces.synthetic import Synthetic
+
+BITS = ((4, 2), (8, 1))
+"""Of cases with bit slices: an MSB slice of 17 and an LSB slice of 5 bytes, or of 16 and 17."""
 
 T = TypeVar("T")
 Token = Sequence[Sequence[int]]  # the experts of each layer
@@ -218,11 +222,17 @@ def make_case(pick: Callable[[Sequence[Any]], Any], **fixed: Any) -> Case:
     layers = choose("layers", [1, 2, 3, 4])
     n_experts = choose("n_experts", [2, 3, 4, 6])
     top_k = choose("top_k", range(1, min(3, n_experts) + 1))
+    bits = choose("bits", [None, None, *BITS])
     one_size = choose("one_size", [True, False])
     each = [pick([4, 6, 8])] * layers if one_size else [pick([3, 4, 8]) for _ in range(layers)]
+    sizes = {} if bits is None else {"hidden": 2, "moe_intermediate": 2}
     header = toy_header(
-        each, layers=layers, n_experts=n_experts, top_k=top_k, dense_bytes=pick([0, 1, 4, 9])
-    )
+        each, layers=layers, n_experts=n_experts, top_k=top_k, dense_bytes=pick([0, 1, 4, 9]),
+        **sizes,
+    )  # fmt: skip
+    if bits is not None:
+        each = [sum(bit_slice_bytes(header.geometry, *bits, group=2))] * layers
+        header = header.model_copy(update={"expert_bytes": {"bf16": each}})
     synthetic = Synthetic(
         header.geometry,
         prompt=choose("prompt", [0, 1, 4]),
@@ -249,10 +259,12 @@ def make_case(pick: Callable[[Sequence[Any]], Any], **fixed: Any) -> Case:
     room = {"hbm": min(total, least + choose("room", [0, 4, 12, 24, 40, 1000]))}
     if tiers == 3:
         room["dram"] = min(total, least + pick([0, 8, 16, 1000]))
+    sliced = {"kind": "bit-sliced", "bits": bits, "theta": pick([0.3, 0.6]), "group": 2}
     policy = {
-        "eviction": choose("eviction", whole_evictions()),
+        "precision": "full" if bits is None else sliced,
+        "eviction": choose("eviction", whole_evictions() if bits is None else sliced_evictions()),
         "prefetch": choose("prefetch", prefetches()),
-        "miss": choose("miss", ["fetch", "fetch", "cpu", "skip", {"kind": "skip", "keep": 1}]),
+        "miss": choose("miss", misses(sliced=bits is not None)),
         "warmup": choose("warmup", ["none", "none", *SEAMS["warmup"].names()]),
     }
     setting = {
@@ -269,6 +281,20 @@ def whole_evictions() -> list[str]:
     """Return the eviction policies that work on whole experts."""
     seam = SEAMS["eviction"]
     return [name for name in seam.names() if not getattr(seam.get(name), "needs_bit_slices", False)]
+
+
+def sliced_evictions() -> list[Any]:
+    """Return the eviction policies that cases of bit slices choose from."""
+    aware = "slice-aware"
+    return [*whole_evictions(), aware, aware, {"kind": aware, "keep_lsb": False}]
+
+
+def misses(*, sliced: bool) -> list[Any]:
+    """Return the ways to miss that cases choose from; some are about bit slices."""
+    without = {"kind": "degrade", "after": 1}
+    rates = [without | {"miss_rate": "20 %"}, without | {"miss_rate": "40 %", "per": "byte"}]
+    whole = ["fetch", "fetch", "cpu", "skip", {"kind": "skip", "keep": 1}]
+    return [*whole, "degrade", "degrade", *rates] if sliced else whole
 
 
 def prefetches() -> list[Any]:

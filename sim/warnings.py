@@ -89,7 +89,7 @@ def warnings_of(
     ]
     token = sum(top_k * sum(parts) for parts in experts)
     # When a layer comes round, all other layers' experts are younger than its own: from here on
-    # there is room for a slice of its own beside them.
+    # there is room for a slice of its own beside them. Of experts in parts a token may use fewer.
     cliff = token - max(top_k * sum(parts) - min(parts) for parts in experts)
     fetches_all = not policy.miss.computes_below and not policy.miss.alters_output
     evicts_oldest = type(policy.eviction[0]).__name__ in ("LRU", "FIFO")
@@ -99,7 +99,7 @@ def warnings_of(
     starved = metrics["hit_rate_decode"] == 0 and steps > 1 and capacity < step
     unit, used = ("step", step) if starved and step > token else ("token", token)
     oldest_goes = evicts_oldest and fetches_all and not metrics["prefetch_issued"]
-    if oldest_goes and (capacity < cliff or starved):
+    if oldest_goes and ((capacity < cliff and layout.n_parts == 1) or starved):
         found.append(
             f"{type(policy.eviction[0]).__name__} cliff: one {unit}'s experts take "
             f"{format_bytes(used)}, the cache {format_bytes(capacity)}; "

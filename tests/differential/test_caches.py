@@ -117,7 +117,9 @@ def compare(case: Case, reference: Reference) -> None:
 @given(st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_the_cache_misses_where_ten_other_lines_do(name: str, data: st.DataObject) -> None:
-    plain: dict[str, Any] = {"prefetch": "none", "miss": "fetch", "warmup": "none", "tiers": 2}
+    plain: dict[str, Any] = {
+        "prefetch": "none", "miss": "fetch", "warmup": "none", "tiers": 2, "bits": None,
+    }  # fmt: skip
     compare(data.draw(cases(eviction=name, **plain)), REFERENCES[name])
 
 

@@ -13,7 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetier.sim.machine.processes import ProcessMachine
-from moetier.sim.testing import Case, Run, busy_choices, make_case, prefetches, whole_evictions
+from moetier.sim.policy.seams import SEAMS
+from moetier.sim.testing import (
+    BITS,
+    Case,
+    Run,
+    busy_choices,
+    make_case,
+    misses,
+    prefetches,
+    sliced_evictions,
+    whole_evictions,
+)
 
 
 def compare(case: Case) -> None:
@@ -47,6 +58,35 @@ def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_both_machines_give_the_same_records(case: Case) -> None:
     compare(case)
+
+
+@given(st.sampled_from(BITS).flatmap(lambda bits: cases(bits=bits, layers=3, tokens=9)))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_both_machines_give_the_same_records_of_bit_slices(case: Case) -> None:
+    compare(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eviction", [*whole_evictions(), *sliced_evictions()[-2:]], ids=str)
+@pytest.mark.parametrize("miss", misses(sliced=True)[2:], ids=str)
+def test_every_combination_of_bit_slices_gives_the_same_records(eviction: Any, miss: Any) -> None:
+    """With every prefetch, warm-up and number of tiers; inclusive and exclusive in turn."""
+    lot = random.Random(f"{eviction} {miss}")
+    for prefetch in ("none", "oracle", {"kind": "previous-token", "depth": 2, "cancel": True}):
+        for warmup in SEAMS["warmup"].names():
+            for tiers in (2, 3):
+                compare(
+                    make_case(
+                        lot.choice,
+                        bits=lot.choice(BITS),
+                        tiers=tiers,
+                        eviction=eviction,
+                        miss=miss,
+                        prefetch=prefetch,
+                        warmup=warmup,
+                        prompt=4,
+                    )
+                )
 
 
 @pytest.mark.slow

@@ -95,9 +95,11 @@ def test_counts_fit_together(case: Case) -> None:
 
     assert (column["misses"] + column["late_hits"] <= column["lookups"]).all()
     assert (column["compulsory"] <= column["misses"]).all()
-    assert (column["skipped"] + column["cpu"] <= column["misses"]).all()
-    away = column["cpu_bytes"] + column["skipped_bytes"]
+    assert (column["skipped"] + column["cpu"] + column["degraded"] <= column["misses"]).all()
+    away = column["cpu_bytes"] + column["skipped_bytes"] + column["degraded_bytes"]
     assert (column["fetch_bytes"] + away == column["miss_bytes"]).all()
+    assert (column["lsb_misses"] <= column["lsb_lookups"]).all()
+    assert (column["degraded"] <= column["lsb_misses"]).all()
     assert (column["late_hits"] <= column["prefetch_used"]).all()
     assert (column["resident_bytes"] <= column["peak_bytes"]).all()
     used, issued = column["prefetch_used"].sum(), column["prefetch_issued"].sum()
@@ -123,6 +125,7 @@ def test_energy_is_the_sum_of_bytes_operations_and_time(case: Case) -> None:
     up = seen.metrics["bytes_read_total"]
     dense = int(seen.result.stage.budget.dense) // len(seen.result.stage.costs.dense.weight_bytes)
     computed = total["lookup_bytes"] - total["cpu_bytes"] - total["skipped_bytes"]
+    computed -= total["degraded_bytes"]
     read = dense * len(seen.plans) + computed + total["demoted_bytes"]
     below = nvme[0].read_energy + dram.write_energy if nvme else 0
     ways = {link.src: link.energy for link in profile.links}
@@ -187,8 +190,8 @@ def test_nobody_hits_more_often_than_belady(data: st.DataObject) -> None:
     pass by, as Belady's rule cannot: such policies are left out.
     """
     options: dict[str, Any] = {
-        "tiers": 2, "prefetch": "none", "miss": "fetch", "one_size": True, "requests": 1,
-        "prompt": 0, "eviction": "belady",
+        "tiers": 2, "prefetch": "none", "miss": "fetch", "one_size": True, "bits": None,
+        "requests": 1, "prompt": 0, "eviction": "belady",
         "warmup": data.draw(st.sampled_from(["none", "static", "empty"])),
     }  # fmt: skip
     best = data.draw(cases(**options))
@@ -233,7 +236,7 @@ def test_nothing_depends_on_the_machine_unless_the_policy_asks(case: Case) -> No
 
 
 def log(seen: Run) -> list[list[list[int]]]:
-    names = ("needed", "fetch", "cpu", "skip", "prefetch", "evicted")
+    names = ("needed", "fetch", "cpu", "skip", "degrade", "prefetch", "evicted")
     return [[list(getattr(plan, name)) for name in names] for plan in seen.plans]
 
 
@@ -262,7 +265,10 @@ def test_another_process_gives_the_same_bytes() -> None:
 
 
 def test_the_seed_matters_where_something_is_drawn() -> None:
-    case = make_case(picker(3), eviction="random", prefetch="none", tokens=9, requests=3, layers=4)
+    case = make_case(
+        picker(3), eviction="random", prefetch="none", tokens=9, requests=3, layers=4, bits=None,
+        n_experts=6, top_k=1, room=12,
+    )  # fmt: skip
     runs = {case.run(watch=False, seed=seed).digest for seed in range(6)}
 
     assert len(runs) > 1

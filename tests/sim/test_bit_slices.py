@@ -6,7 +6,6 @@ With four experts a layer, expert e of layer l has the slices 8 l + 2 e (MSB) an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -434,6 +433,10 @@ def test_what_the_first_steps_did_does_not_count() -> None:
     progress.uncounted = 50, 0, 48, 0  # leaves 2 fetches of 100 look-ups
     assert part.resolve(MISSING, asked({0: 1.0})).degrade == [3, 5]
 
+    part, progress = constrained((0, 1000, 0, 100), miss_rate="5 %", per="byte")
+    progress.uncounted = 0, 600, 0, 90  # leaves 10 of 400 bytes, and so room for 10
+    assert part.resolve(MISSING, asked({0: 1.0})).degrade == [5]
+
 
 def test_a_rate_is_taken_exactly() -> None:
     """As a binary fraction 0.29 is a little less than 29 of 100, and would leave room for 28."""
@@ -557,6 +560,17 @@ def test_doing_without_saves_bytes_and_is_counted() -> None:
     assert without["weight_read_share"] < fetching["weight_read_share"] == 1
 
 
+def test_there_is_no_cliff_where_slices_are_not_asked_for() -> None:
+    """Room for less than a token's experts, and for more than their MSB slices."""
+    sliced = {"kind": "bit-sliced", "theta": 2}
+    local = Synthetic(load_geometry("moe-tiny"), tokens=30, skew=1.0, reuse=0.9, seed=3)
+    token = 8 * 4 * sum(BitSliced().layout([98304] * 8, local.geometry).nbytes[:2])
+    seen = run(local, toy_profile(), {"precision": sliced}, capacity={"hbm": token * 7 // 10})
+
+    assert seen.metrics["hit_rate_decode"] > 0
+    assert not any("cliff" in line for line in seen.result.warnings)
+
+
 def test_the_preset_is_made_of_these() -> None:
     policy: Policy = compose("slicemoe", ["hbm"])
 
@@ -565,5 +579,5 @@ def test_the_preset_is_made_of_these() -> None:
     assert isinstance(policy.eviction[0], SliceAware)
     assert isinstance(policy.warmup, PredictiveCacheWarmup)
     assert isinstance(policy.miss, Degrade)
-    assert policy.alters_output
-    assert replace(policy, miss=Degrade()).alters_output
+    assert policy.precision.alters_output
+    assert policy.miss.alters_output
