@@ -30,7 +30,9 @@ from moetier.traces.errors import InputError
 OUT = "out"
 """Where sweeps go unless told otherwise: out/NAME."""
 
-LIVE_NESTED = ("accuracy_by_task", "accuracy_difference", "nll_difference", "plain")
+LIVE_NESTED = (
+    "accuracy_by_task", "nll_by_task", "accuracy_difference", "nll_difference", "plain",
+)  # fmt: skip
 
 NESTED = ("energy_breakdown", "time_breakdown_ms", "capacity_bytes", *LIVE_NESTED)
 """Metrics with parts, which become columns such as `energy_breakdown.links`."""

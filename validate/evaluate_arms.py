@@ -106,6 +106,7 @@ class Asked:
             "accuracy_difference": _difference(right, right_plain),
             "nll": None if mean_nll is None else mean_nll.mean,
             "nll_se": None if mean_nll is None else mean_nll.standard_error,
+            "nll_by_task": self._by_task(nll),
             "nll_difference": _difference(nll, nll_plain),
             "repetition_share": self._loops(found),
             "plain": {
@@ -154,14 +155,15 @@ class Asked:
         cases = zip(self.questions, found.answers, strict=True)
         return [float(is_right(self.tokenizer, q, output)) for q, output in cases if q.answer]
 
-    def _by_task(self, right: list[float]) -> dict[str, Any] | None:
-        if not right:
+    def _by_task(self, values: list[float]) -> dict[str, Any] | None:
+        """Return the mean of *values*, one per answered question, of each task."""
+        if not values:
             return None
         answered = [question for question in self.questions if question.answer]
         by_task: dict[str, list[float]] = {}
-        for question, value in zip(answered, right, strict=True):
+        for question, value in zip(answered, values, strict=True):
             by_task.setdefault(question.task, []).append(value)
-        found = {task: estimate(values) for task, values in by_task.items()}
+        found = {task: estimate(each) for task, each in by_task.items()}
         return {
             task: {"mean": value.mean, "standard_error": value.standard_error, "n": value.n}
             for task, value in found.items()
