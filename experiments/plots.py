@@ -33,6 +33,7 @@ ARROWS = {"lower": "← lower is better", "higher": "higher is better →"}
 FAINT = {"s": 26, "alpha": 0.4, "lw": 0}
 SOLID = {"s": 46}
 NOTED = 12  # points of a front that get a note each
+APART = (0.16, 0.05)  # shares of the figure's width and height that two notes need
 
 
 def draw_all(
@@ -117,8 +118,14 @@ def _note(
     ]
     if not others or sum(on) > NOTED:
         return
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    noted: list[tuple[float, float]] = []
     for i, point in enumerate(points):
-        if on[i]:
+        if not on[i]:
+            continue
+        at = (point[0] - left) / (right - left), (point[1] - bottom) / (top - bottom)
+        if all(abs(at[0] - x) > APART[0] or abs(at[1] - y) > APART[1] for x, y in noted):
+            noted.append(at)
             text = ", ".join(entry(name, rows[name][i]) for name in others)
             ax.annotate(
                 text,
