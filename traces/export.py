@@ -39,7 +39,7 @@ def export(source: ColumnSource, out: str | Path, kind: str | None = None) -> in
         raise InputError(
             f"unknown export format '{kind}'",
             where=out,
-            way_out=f"known: {', '.join(EXPORT_FORMATS)}",
+            way_out=f"known: {', '.join(EXPORT_FORMATS)}, and on the command line oracle-general",
         )
     n_lines = 0
     with replacing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:

@@ -78,16 +78,28 @@ def export(
     trace: File,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
     format_: Annotated[
-        str | None, typer.Option("--format", help="csv or jsonl. Default: the ending of OUT.")
+        str | None,
+        typer.Option(
+            "--to",
+            "--format",
+            help="csv, jsonl or oracle-general (libCacheSim). Default: the ending of OUT.",
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="oracle-general: count bytes in this format.")
     ] = None,
 ) -> None:
-    """Write a trace as CSV or JSON lines."""
+    """Write a trace as CSV, JSON lines or requests to a cache."""
     from moetier.experiments.files import find_file
     from moetier.traces.export import export as write
     from moetier.traces.io import TraceReader
+    from moetier.traces.oracle_general import export_oracle_general
 
-    lines = write(TraceReader(find_file(trace)), out, format_)
-    typer.echo(f"{out}: {lines} lines")
+    reader = TraceReader(find_file(trace))
+    if format_ == "oracle-general":
+        typer.echo(f"{out}: {export_oracle_general(reader, out, weights)} requests")
+        return
+    typer.echo(f"{out}: {write(reader, out, format_)} lines")
 
 
 def add_to(app: typer.Typer) -> None:
