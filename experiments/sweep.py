@@ -160,7 +160,7 @@ def run_sweep(
     done = resumed = len(unique) - len(todo)
     if on_done is not None:
         on_done(done, len(unique))
-    for _ in _perform(todo, folder, config.records, jobs, backend):
+    for _ in perform(todo, folder, config.records, jobs, backend):
         done += 1
         if on_done is not None:
             on_done(done, len(unique))
@@ -184,7 +184,9 @@ def run_point(point: Point, folder: Path, records: bool) -> None:
     except Exception as error:
         text = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         outcome = {"key": point.key, "status": "failed", "error": text}
-        if not isinstance(error, InputError):
+        if isinstance(error, InputError):
+            outcome["refused"] = error.problem  # and would be again
+        else:
             outcome["traceback"] = traceback.format_exc()
     store.put(point.key, outcome)
 
@@ -208,10 +210,10 @@ def check_backend(backend: str) -> None:
         )
 
 
-def _perform(
+def perform(
     todo: list[Point], folder: Path, records: bool, jobs: int, backend: Backend
 ) -> Iterator[None]:
-    """Run the points *todo*, yielding after each."""
+    """Run the points *todo* as `run_point` does, yielding after each."""
     if (jobs == 1 and backend == "loky") or len(todo) < 2:
         for point in todo:
             run_point(point, folder, records)

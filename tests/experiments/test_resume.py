@@ -29,13 +29,13 @@ pathlib.Path.replace = kill
 KILL_BETWEEN_POINTS = """
 import os, signal
 from moetier.experiments import sweep
-perform = sweep._perform
+perform = sweep.perform
 def some(*args):
     for at, _ in enumerate(perform(*args)):
         if at == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         yield
-sweep._perform = some
+sweep.perform = some
 """
 
 
