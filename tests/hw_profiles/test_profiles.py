@@ -25,6 +25,7 @@ EXPECTED = {
     "jetson-orin",
     "desktop-nvme",
     "phone-ufs4",
+    "phone-oneplus15r",
     "phone-sd8-elite",
     "phone-sd8-elite-mid-ufs",
     "phone-sd8-elite-slow-ufs",
