@@ -64,7 +64,8 @@ class ChannelReader:
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the experts as `screen` said, (T, H); rows that nobody asked about keep none."""
         hidden, ids, weights = arguments(args, kwargs)
-        made = self.channels.forward(hidden, ids, weights, lambda _: self._mask(ids))
+        kept = self._mask(ids)
+        made = self.channels.forward(hidden, ids, weights, lambda scores: kept)
         self._keys = self._keys[:0]
         return made.out
 
@@ -183,15 +184,11 @@ def _keeps(
     calibration: Sequence[Sequence[int]],
 ) -> list[Keep]:
     """Return the keep rule of each layer."""
-    match precision.rule:
-        case "top-k":
-            return [TopK(k) for k in precision.kept]
-        case "token-top-k":
-            return [TokenTopK(k) for k in precision.kept]
-        case "threshold":
-            scores = _scores(model, channels, calibration)
-            pairs = zip(scores, precision.kept, strict=True)
-            return [calibrated(parts, k) for parts, k in pairs]
+    if precision.rule == "threshold":
+        scores = _scores(model, channels, calibration)
+        return [calibrated(parts, k) for parts, k in zip(scores, precision.kept, strict=True)]
+    rule = TopK if precision.rule == "top-k" else TokenTopK
+    return [rule(k) for k in precision.kept]
 
 
 def _scores(

@@ -39,8 +39,8 @@ MODEL, EXPERTS, BATCHES, REPEATS = "qwen3-30b-a3b", 64, (1, 8), 9
 
 BEATEN = (
     "why the threshold wins here: it spends its reads where a token and an expert need them, and "
-    "moe-tiny's texts are all of one kind, so that it reads about what it was set to; the "
-    "published one reads less than that, on texts of another kind"
+    "reads about what it was set to, as moe-tiny's scores hardly depend on the text; the published "
+    "one reads less than it was set to"
 )
 
 

@@ -33,7 +33,8 @@ FAST = toy_profile(gpu={"peak": "1000 TOP/s"})  # bound by bytes, one a nanoseco
 
 
 def started(**arguments: Any) -> Channels:
-    part = Channels(**({"reads": "70 %", "recovery": "none"} | arguments))
+    given: dict[str, Any] = {"reads": "70 %", "recovery": "none"}
+    part = Channels(**(given | arguments))
     layout = part.layout([WHOLE, WHOLE], HEADER.geometry)
     part.start(Context(layout, 4 * WHOLE, (), np.random.default_rng(0)))
     return part
