@@ -154,7 +154,8 @@ def sketched(
 ) -> list[ChannelExperts]:
     """Return the experts of *layers* with their sketches, made once per checkpoint and *folder*.
 
-    Raises `InputError` as `make_sketch` does, and for a model that is not on the CPU.
+    Raises `InputError` as `make_sketch` does, for a model that is not on the CPU, and for a
+    *folder* that cannot be made.
     """
     if model.device.type != "cpu":
         raise InputError(
@@ -172,7 +173,14 @@ def sketched(
     told = json.dumps([fingerprint(model), settings.as_dict()], sort_keys=True)
     path = folder / f"channels-{hashlib.sha256(told.encode()).hexdigest()[:24]}.safetensors"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"sketches cannot be kept here: {error.strerror}",
+                where=folder,
+                way_out="name a folder that can be written",
+            ) from None
         store_sketches(model, path, settings, progress=progress)
     return load_sketches(model, path, settings, layers)
 
