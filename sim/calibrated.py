@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from moetier.sim.throughput import PositiveBytes, above_zero
-from moetier.sim.units import Time
+from moetier.sim.units import Percent, Time
 
 PositiveTime = Annotated[Time, AfterValidator(above_zero)]
 
@@ -28,6 +28,8 @@ class ExpertRow(BaseModel):
     nbytes: PositiveBytes
     tokens: int = Field(ge=1)
     time: PositiveTime
+    repeats: int | None = Field(default=None, ge=1)
+    spread: Percent | None = None  # of the repeats: interquartile range over median
 
     @property
     def key(self) -> tuple[Hashable, ...]:
@@ -48,6 +50,8 @@ class DenseRow(BaseModel):
     tokens: int = Field(default=1, ge=1)
     context: int = Field(default=0, ge=0)
     time: PositiveTime
+    repeats: int | None = Field(default=None, ge=1)
+    spread: Percent | None = None
 
     @property
     def key(self) -> tuple[Hashable, ...]:

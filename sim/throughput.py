@@ -16,7 +16,7 @@ from pydantic import (
     TypeAdapter,
 )
 
-from moetier.sim.units import Bytes, Rate, parse_rate
+from moetier.sim.units import Bytes, Percent, Rate, parse_rate
 
 
 def above_zero(value: int) -> int:
@@ -31,13 +31,18 @@ PositiveRate = Annotated[Rate, AfterValidator(above_zero)]
 
 
 class Point(BaseModel):
-    """One measurement: the total *rate* with *lanes* busy, each moving *size* bytes at a time."""
+    """One measurement: the total *rate* with *lanes* busy, each moving *size* bytes at a time.
+
+    Where it was repeated, *spread* is the interquartile range of the repeats over their median.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     size: PositiveBytes
     lanes: int = Field(default=1, ge=1)
     rate: PositiveRate
+    repeats: int | None = Field(default=None, ge=1)
+    spread: Percent | None = None
 
 
 class Throughput:
@@ -130,7 +135,7 @@ def _read(value: Any) -> Throughput:
 
 
 def _write(throughput: Throughput) -> Any:
-    rows = _TABLE.dump_python(throughput.points, mode="json")
+    rows = _TABLE.dump_python(throughput.points, mode="json", exclude_none=True)
     return rows[0]["rate"] if len(rows) == 1 else rows
 
 

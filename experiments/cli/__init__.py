@@ -10,10 +10,12 @@ from typer.core import TyperGroup
 import moetier
 from moetier.experiments.cli import (
     bench,
+    calibrate,
     capture,
     evaluate,
     listing,
     reproduce,
+    search,
     simulate,
     sweep,
     trace,
@@ -59,7 +61,9 @@ def _app(
     """Take the options that come before a command."""
 
 
-for _module in (capture, trace, train, simulate, evaluate, sweep, reproduce, listing, bench):
+for _module in (
+    capture, trace, train, simulate, evaluate, sweep, search, calibrate, reproduce, listing, bench,
+):  # fmt: skip
     _module.add_to(app)
 
 

@@ -240,7 +240,8 @@ def test_a_misspelt_key_comes_before_the_key_it_leaves_missing(tmp_path: Path) -
     table = "[{size: 1 MiB, rat: 2 GB/s}, {size: 1, rate: 2 GB/s}]"
 
     assert message(tmp_path, TOY.replace("25 GB/s", table)) == (
-        "links.0.bandwidth.0.rat: unknown key; did you mean 'rate'? known: size, lanes, rate"
+        "links.0.bandwidth.0.rat: unknown key; did you mean 'rate'? known: size, lanes, rate, "
+        "repeats, spread"
     )
 
 

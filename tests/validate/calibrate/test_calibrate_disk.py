@@ -1,0 +1,171 @@
+"""Calibrating for real, with tiny sizes: structure and refusals, never how fast this machine is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from moetier.experiments.cli import app  # noqa: E402
+from moetier.sim.hardware import load_profile  # noqa: E402
+from moetier.sim.run import Setting, simulate  # noqa: E402
+from moetier.traces.errors import InputError  # noqa: E402
+from moetier.traces.geometry import Geometry  # noqa: E402
+from moetier.traces.synthetic import Synthetic  # noqa: E402
+from moetier.validate.calibrate import disk  # noqa: E402
+from moetier.validate.calibrate.measure import TOKENS  # noqa: E402
+from moetier.validate.calibrate.run import calibrate, open_device  # noqa: E402
+from moetier.validate.identity import check_identity  # noqa: E402
+from moetier.validate.machines.pacing import Pace  # noqa: E402
+
+GEOMETRY = Geometry(
+    name="small", n_experts=8, top_k=2, moe_layers=[1, 2, 3], n_layers=4, hidden=64,
+    moe_intermediate=32, dense_intermediate=64, heads=4, kv_heads=2, head_dim=16, vocab=256,
+)  # fmt: skip
+SMALL: dict[str, Any] = {"file_bytes": 1 << 22}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    before, threads = set(threading.enumerate()), torch.get_num_threads()
+    yield
+    left = [t for t in threading.enumerate() if t not in before and t.name.startswith("moetier")]
+
+    assert left == []
+    assert not list(tmp_path.glob(".*"))
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.slow
+def test_a_profile_of_this_machine_simulates_and_is_of_this_machine(tmp_path: Path) -> None:
+    out = tmp_path / "here.yaml"
+    pace = Pace(50_000_000)
+    profile = calibrate(
+        "disk", out, GEOMETRY, folder=tmp_path, seconds=2, lanes=2, pace=pace, threads=1, **SMALL
+    )
+    source = Synthetic(GEOMETRY, prompt=4, tokens=6)
+    result = simulate(source, Setting(profile, "on-demand", capacity={"dram": 8 * 12288}))
+    compute = profile.main_compute
+
+    assert load_profile(out) == profile
+    assert profile.name == "here"
+    assert [row.tokens for row in compute.experts] == list(TOKENS)
+    assert {row.nbytes for row in compute.experts} == {12288}
+    assert {row.phase for row in compute.dense} == {"decode", "prefill"}
+    assert compute.experts[-1].time > compute.experts[0].time // 2  # 128 tokens against one
+    assert compute.host_time_per_layer > 0
+    assert profile.links[0].lanes == 2
+    assert profile.links[0].bandwidth.peak <= 2.3 * pace.rate
+    assert result.metrics["tpot_ms"] > 0
+    assert not any("roofline" in text for text in result.known_limitations)
+    assert any("was calibrated on one machine" in text for text in result.known_limitations)
+    check_identity(profile, tmp_path, {"threads": "1", "format": "bf16"})
+
+
+def test_dense_rows_are_of_one_layer_with_and_without_the_head(tmp_path: Path) -> None:
+    """Layer 0 has no experts and goes with layer 1, the output head with the last."""
+    with disk.disk_device(GEOMETRY, "bf16", tmp_path, **SMALL) as device:
+        body, last = device.dense_bytes(False), device.dense_bytes(True)
+
+    assert body is not None
+    assert last is not None
+    assert last - body == pytest.approx(2 * 64 * 256, abs=2 * 64 * 256 // 2)
+
+
+def test_lanes_may_change_between_repeats(tmp_path: Path) -> None:
+    with disk.disk_device(GEOMETRY, "bf16", tmp_path, lanes=2, **SMALL) as device:
+        took = [device.copy(n, lanes) for n in (4096, 65536) for lanes in (1, 2, 1)]
+        with device.copying():
+            took.append(device.experts("whole", 3, 2))
+        with device.computing():
+            took.append(device.copy(4096, 2))
+
+    assert min(took) > 0
+
+
+def test_a_pace_that_the_disk_does_not_keep_is_refused(tmp_path: Path) -> None:
+    pace = Pace(1 << 50)
+    with disk.disk_device(GEOMETRY, "bf16", tmp_path, pace=pace, **SMALL) as device:
+        device.copy(65536, 1)
+        with pytest.raises(InputError, match=r"pace: the disk does not keep .* 100.0% of the byte"):
+            device.remarks()
+
+
+def test_a_pace_that_is_kept_is_said(tmp_path: Path) -> None:
+    with disk.disk_device(GEOMETRY, "bf16", tmp_path, pace=Pace(10**6), **SMALL) as device:
+        took = device.copy(4096, 1)
+        said = device.remarks()
+
+    assert took >= 4_096_000
+    assert said[1].startswith("each lane held to 1 MB/s; ")
+
+
+def test_a_failure_leaves_no_file_and_no_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk.DiskDevice, "experts", fail)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(
+            "disk", tmp_path / "x.yaml", GEOMETRY, folder=tmp_path, seconds=0.01, lanes=1, **SMALL
+        )
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"weights": "q4_0"}, "weights: experts stored as q4_0"),
+        ({"seconds": 0}, "seconds: 0 seconds"),
+        ({"out": "x.txt"}, "a profile is a YAML file; call it x.yaml"),
+        ({"out": "no/where.yaml"}, "does not exist; create it first"),
+        ({"machine": "abacus"}, "unknown machine 'abacus'; known: disk, cuda"),
+        ({"file_bytes": 1 << 60}, "1048576 TiB are needed"),
+        ({"folder": "nowhere"}, "nowhere: cannot be used"),
+    ],
+)
+def test_what_cannot_work_is_refused(given: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"machine": "disk", "out": "x.yaml", "folder": ""} | SMALL | given
+    asked["out"], asked["folder"] = tmp_path / asked["out"], tmp_path / asked["folder"]
+
+    with pytest.raises(InputError, match=problem):
+        calibrate(geometry=GEOMETRY, **asked)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cuda_is_refused_where_torch_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(InputError, match="sees no CUDA device"):
+        open_device("cuda", GEOMETRY, "bf16", Path())
+
+
+def test_the_command_passes_on_what_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from moetier.validate.calibrate import run
+
+    seen: dict[str, Any] = {}
+
+    def record(machine: str, out: Path, geometry: Geometry, *rest: Any, **given: Any) -> None:
+        seen.update(given, machine=machine, out=out, model=geometry.name)
+
+    monkeypatch.setattr(run, "calibrate", record)
+    out = str(tmp_path / "p.yaml")
+    asked = ["--machine", "disk", "--out", out, "--pace", "100 MB/s", "--lanes", "2"]
+    done = CliRunner().invoke(app, ["calibrate", *asked, "--model", "olmoe-1b-7b"])
+
+    assert (done.exit_code, done.stdout.strip()) == (0, out)
+    assert (seen["machine"], seen["lanes"], seen["pace"]) == ("disk", 2, Pace(100_000_000))
+    assert CliRunner().invoke(app, ["calibrate", *asked, "--model", "none"]).exit_code == 2

@@ -1,0 +1,323 @@
+"""This module is the disk machine as calibration sees it: its own lanes, kernels and dense part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+from shutil import disk_usage
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+
+from moetier.sim.hardware import Profile
+from moetier.sim.machine.work import dense_work
+from moetier.sim.records import Columns
+from moetier.sim.run import Setting, simulate
+from moetier.sim.units import format_rate
+from moetier.traces.batch import DECODE, PREFILL, LayerBatch
+from moetier.traces.errors import InputError
+from moetier.traces.geometry import Geometry
+from moetier.traces.schema import Header, Provenance
+from moetier.traces.synthetic import Synthetic
+from moetier.validate.calibrate.device import DensePoint, Memory
+from moetier.validate.calibrate.power import energy_uj
+from moetier.validate.calibrate.scratch import Pieces, scratch_file
+from moetier.validate.identity import DISK, identity
+from moetier.validate.machines.dense import Dense
+from moetier.validate.machines.direct import DirectFile, aligned, page_memory
+from moetier.validate.machines.experts import Experts, RandomHidden, WholeKernel
+from moetier.validate.machines.lanes import LaneSet
+from moetier.validate.machines.pacing import Pace
+from moetier.validate.machines.random_weights import random_weights
+from moetier.validate.machines.run import disk_machine, pack_synthetic
+from moetier.validate.machines.slots import Slot, SlotPool, free_memory
+
+FILE_BYTES = 1 << 30
+UNCACHED = 1 << 28  # bytes of different experts in turn, more than caches hold
+LAYERS = 4  # of the model whose dense part is timed, in turn
+WAVES = 4  # copies of each lane in one repeat
+PIECE = 1 << 20  # bytes of a copy that keeps a lane busy
+QUEUED = 64  # of them per lane, so that none falls idle during one repeat
+HOST_STEPS = 30
+LATE = 0.1  # share of paced bytes that may come late
+
+
+class DiskDevice:
+    """Reads pieces of a scratch file and computes with random weights."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        weights: str,
+        file: DirectFile,
+        *,
+        lanes: int,
+        pace: Pace | None,
+        threads: int,
+    ) -> None:
+        """Make the weights.
+
+        Raises:
+            InputError: If no kernel computes *weights*, sizes are unknown, or memory is short.
+        """
+        folder = file.path.parent.parent
+        self.lanes, self._pace, self._file = lanes, pace, file
+        self.expert_ops = 2 * geometry.expert_weights
+        kernel = WholeKernel(geometry, weights)
+        self.kernels = {kernel.name: kernel.nbytes}
+        self.identity = identity(DISK, folder) | {
+            "threads": str(threads), "format": weights, "machine": "disk",
+        }  # fmt: skip
+        self.tiers = (
+            Memory("dram", free_memory() or UNCACHED, "memory that was free"),
+            Memory("disk", disk_usage(folder).total, f"the file system of {folder.resolve()}"),
+        )
+        self._experts = Experts(kernel)
+        self._slots = self._make_slots(kernel.nbytes, weights, geometry)
+        cut = _cut(geometry)
+        header = Header(geometry=cut, weights=weights, provenance=Provenance(kind="synthetic"))
+        self._work = dense_work(header, weights)
+        self._dense = Dense(self._work, cut, weights)
+        self._heads: list[int] = self._work.head_bytes.tolist()
+        self._turn = {
+            head: cycle([at for at, n in enumerate(self._heads) if bool(n) == head] or [-1])
+            for head in (False, True)
+        }
+        self._hidden = RandomHidden(self._dense.hidden, kernel.dtype)
+        self._geometry, self._weights, self._threads = geometry, weights, threads
+        self._open: tuple[tuple[int, int], LaneSet] | None = None
+        self._rng = np.random.default_rng(0)
+        self._overdue = self._served = 0  # bytes
+        self._steps: list[int] = []  # host times that were measured and not handed out yet
+
+    def dense_bytes(self, head: bool) -> int | None:
+        """Return the weights of one model layer's dense part, the output head's with *head*."""
+        at = next((at for at, n in enumerate(self._heads) if bool(n) == head), None)
+        if at is None:
+            return None
+        nbytes, layers = int(self._work.weight_bytes[at]), int(self._work.model_layers[at])
+        own = self._heads[at]
+        return (nbytes - own) // layers + own
+
+    def copy(self, nbytes: int, lanes: int) -> int:
+        """Read random pieces; return ns per piece and lane."""
+        served = self._lane_set(nbytes, lanes)
+        pieces = self._rng.integers(len(Pieces(self._file, nbytes).nbytes), size=WAVES * lanes)
+        asked = served.ask((), pieces.tolist())
+        served.wait(asked.fetched)
+        served.release(asked.fetched)
+        return (max(t.done for t in asked.fetched) - asked.at) // WAVES
+
+    def experts(self, kernel: str, count: int, tokens: int) -> int:
+        """Compute a batch as the disk machine does, without waiting."""
+        batch = LayerBatch(0, DECODE, 0, tokens, tokens, list(range(count)) * tokens)
+        x, routed = self._hidden(batch), self._experts.routed(batch, range(count))
+        begin = perf_counter_ns()
+        outputs = {e: self._experts.run([next(self._slots)], routed[e], x) for e in routed}
+        self._experts.add_up(outputs, routed, x)
+        return perf_counter_ns() - begin
+
+    def dense(self, point: DensePoint) -> int:
+        """Compute a layer's dense part, and return its share for one layer of the model."""
+        at = next(self._turn[point.head])
+        phase = DECODE if point.phase == "decode" else PREFILL
+        batch = LayerBatch(0, phase, at, point.tokens, point.context, [])
+        x = self._hidden(batch)
+        begin = perf_counter_ns()
+        self._dense.run(batch, x)
+        took = perf_counter_ns() - begin
+        layers = int(self._work.model_layers[at])
+        return took if point.head else took // layers
+
+    def host(self) -> int:
+        """Return what a layer of a run takes beside its compute, of a model that is tiny.
+
+        Planner, records and Python are those of the real run; the compute, which is small, is
+        measured apart and taken off.
+        """
+        if not self._steps:
+            self._steps = self._host_times()
+        return self._steps.pop()
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Keep all lanes reading until the end."""
+        nbytes = min(PIECE, *self.kernels.values())
+        lanes = self._lane_set(nbytes, self.lanes)
+        n = len(Pieces(self._file, nbytes).nbytes)
+        asked = lanes.ask((), (), self._rng.choice(n, min(n, QUEUED * self.lanes), False).tolist())
+        lanes.until(lambda: any(t.start >= 0 for t in asked.prefetched))
+        try:
+            yield
+        finally:
+            lanes.withdraw(asked.prefetched)
+            lanes.quiet()
+            lanes.release([t for t in asked.prefetched if t.landed])
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Compute experts in another thread until the end."""
+        begun, ends = Event(), Event()
+        kernel = next(iter(self.kernels))
+
+        def work() -> None:
+            torch.set_num_threads(self._threads)
+            while not ends.is_set():
+                self.experts(kernel, 1, 1)
+                begun.set()
+
+        thread = Thread(target=work, name="moetier calibrate", daemon=True)
+        thread.start()
+        begun.wait(10)
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join()
+
+    def energy(self) -> int | None:
+        """Return what the processor's counter says."""
+        return energy_uj()
+
+    def remarks(self) -> Sequence[str]:
+        """Return how the file was read; refuse a pace that the disk did not keep."""
+        self.close()
+        found = [f"by {self._file.how}"]
+        if self._pace is not None:
+            rate = format_rate(self._pace.rate)
+            late = self._overdue / max(self._served, 1)
+            if late > LATE:
+                raise InputError(
+                    f"the disk does not keep {rate} on each of {self.lanes} lanes: {late:.1%} of "
+                    "the bytes came late",
+                    where="pace",
+                    way_out="give a lower --pace, or fewer --lanes",
+                )
+            found.append(f"each lane held to {rate}; {late:.1%} of the bytes came late")
+        return found
+
+    def close(self) -> None:
+        """End the threads that read; calling it twice does nothing."""
+        if self._open is not None:
+            (nbytes, _), lanes = self._open
+            lanes.close()
+            self._overdue += lanes.overdue * nbytes
+            self._served += lanes.served * nbytes
+            self._open = None
+
+    def _lane_set(self, nbytes: int, lanes: int) -> LaneSet:
+        if self._open is None or self._open[0] != (nbytes, lanes):
+            self.close()
+            room = 2 * WAVES + (QUEUED if nbytes <= PIECE else 0)
+            slots = SlotPool(room * lanes * aligned(nbytes))
+            pieces = Pieces(self._file, nbytes)
+            self._open = (nbytes, lanes), LaneSet(pieces, lanes, self._pace, slots=slots)
+        return self._open[1]
+
+    def _make_slots(self, nbytes: int, weights: str, geometry: Geometry) -> Iterator[Slot]:
+        """Return slots of random experts, again and again."""
+        drawn = random_weights(nbytes, weights, geometry.hidden or 1, 0).tobytes()
+        slots = []
+        for _ in range(max(-(-UNCACHED // nbytes), 2) if nbytes > PIECE else 64):
+            memory = page_memory(nbytes)
+            memory[:nbytes] = drawn
+            slots.append(Slot(memory, nbytes))
+        return cycle(slots)
+
+    def _host_times(self) -> list[int]:
+        """Run a tiny model with as many experts, all of them in memory; return ns per layer."""
+        geometry = _tiny(self._geometry)
+        source = Synthetic(geometry, tokens=HOST_STEPS)
+        setting = Setting(
+            _any_profile(),
+            {"eviction": "lru", "warmup": "random"},
+            capacity={"dram": 1 << 30},
+            weights=self._weights,
+        )
+        blocks: list[Columns] = []
+        with TemporaryDirectory(dir=self._file.path.parent) as inside:
+            path = Path(inside) / "tiny"
+            pack_synthetic(path, source, setting)
+            with disk_machine(path, threads=self._threads) as machines:
+                simulate(source, setting, machine=machines, sinks=[blocks.append])
+                dense = machines.machines[0].dense
+                compute = _median_dense(dense, geometry)
+        names = ("dense_ns", "wait_ns", "misses")
+        dense_ns, waits, misses = (np.concatenate([b[name] for b in blocks]) for name in names)
+        # Tokens are sorted by expert after the copies are ordered, which counts as a wait.
+        spent = (dense_ns + waits)[misses == 0]
+        return [max(0, ns - compute) for ns in spent.tolist()] or [0]
+
+
+@contextmanager
+def disk_device(
+    geometry: Geometry,
+    weights: str,
+    folder: Path,
+    *,
+    lanes: int = 1,
+    pace: Pace | None = None,
+    threads: int = 1,
+    file_bytes: int = FILE_BYTES,
+) -> Iterator[DiskDevice]:
+    """Yield a disk as a device; at the end its file and threads are gone.
+
+    Raises:
+        InputError: If *folder* or memory do not suffice, or the model cannot be computed.
+    """
+    before = torch.get_num_threads()
+    with scratch_file(folder, file_bytes) as file:
+        torch.set_num_threads(threads)
+        device = None
+        try:
+            device = DiskDevice(geometry, weights, file, lanes=lanes, pace=pace, threads=threads)
+            yield device
+        finally:
+            torch.set_num_threads(before)
+            if device is not None:
+                device.close()
+
+
+def _cut(geometry: Geometry) -> Geometry:
+    """Return the model with its first layers only, whose dense parts are like the others'."""
+    layers = geometry.moe_layers[:LAYERS]
+    return geometry.model_copy(update={"moe_layers": layers, "n_layers": layers[-1] + 1})
+
+
+def _tiny(geometry: Geometry) -> Geometry:
+    """Return a model that costs the planner as much and computes next to nothing."""
+    return Geometry(
+        name="tiny", n_experts=geometry.n_experts, top_k=geometry.top_k, moe_layers=[0, 1],
+        n_layers=2, hidden=64, moe_intermediate=32, heads=1, kv_heads=1, head_dim=16, vocab=64,
+    )  # fmt: skip
+
+
+def _median_dense(dense: Dense, geometry: Geometry) -> int:
+    """Return what the dense part of the tiny model takes by itself, in ns."""
+    x = torch.ones(1, geometry.hidden or 1, dtype=dense.dtype)
+    found = []
+    for context in range(1, HOST_STEPS):
+        begin = perf_counter_ns()
+        dense.run(LayerBatch(0, DECODE, 0, 1, context, []), x)
+        found.append(perf_counter_ns() - begin)
+    return sorted(found)[len(found) // 2]
+
+
+def _any_profile() -> Profile:
+    """Return a machine to plan for; no time comes from it."""
+    block = {"source": "to plan for"}
+    tier = {"capacity": "1 TB", "bandwidth": "1 GB/s", **block}
+    return Profile.model_validate(
+        {
+            "name": "any",
+            **block,
+            "tiers": {"dram": tier, "disk": tier},
+            "links": [{"src": "disk", "dst": "dram", "bandwidth": "1 GB/s", **block}],
+            "compute": {"cpu": {"tier": "dram", "peak": "1 GOP/s", **block}},
+        }
+    )

@@ -1,0 +1,176 @@
+"""This module is the list of what is measured, and the arithmetic from repeats to figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from statistics import median
+from time import perf_counter_ns, sleep
+
+from moetier.sim.units import ceil_div
+from moetier.validate.calibrate.device import DensePoint, Device
+from moetier.validate.calibrate.samples import Sample, alternate, repeat
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)  # of one expert
+TOGETHER = 8  # experts of a batch, against one alone, to tell what a batch costs by itself
+CONTEXTS = (1, 512, 2048)  # of one token in decode
+IN_LOCKSTEP = 4  # tokens of a larger decode batch
+PROMPTS = (1, 16, 128, 512)
+SIZES = (1 << 16, 1 << 19)  # bytes of a copy, beside those of experts and halves of them
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured. Keys: (bytes, lanes); (kernel, tokens, experts); a dense point."""
+
+    copies: dict[tuple[int, int], Sample]
+    experts: dict[tuple[str, int, int], Sample]
+    dense: dict[DensePoint, Sample]
+    host: Sample
+    compute_alone: Sample
+    compute_beside: Sample
+    copy_alone: Sample
+    copy_beside: Sample
+    idle_uw: int | None  # microwatts
+    busy_uw: int | None
+
+    @property
+    def latency(self) -> int:
+        """Return what a copy on one lane takes beyond its bytes, in ns.
+
+        It is where the line through the smallest and the largest size meets no bytes at all.
+        """
+        one = sorted((n, s.ns) for (n, lanes), s in self.copies.items() if lanes == 1)
+        (small, quick), (large, slow) = one[0], one[-1]
+        if small == large:
+            return 0
+        slope = Fraction(max(slow - quick, 0), large - small)
+        return max(0, min(int(quick - slope * small), min(s.ns for s in self.copies.values()) // 2))
+
+    def rate(self, nbytes: int, lanes: int) -> int:
+        """Return bytes/s, all lanes together, so that latency and rate give the time measured."""
+        ns = self.copies[nbytes, lanes].ns - self.latency
+        return max(nbytes * lanes * 1_000_000_000 // ns, 1)
+
+    def overhead(self, kernel: str) -> int:
+        """Return what a batch costs beside its experts, in ns.
+
+        A batch of k experts takes overhead + k * expert, and so does one of one.
+        """
+        alone, together = (self.experts[kernel, 1, count].ns for count in (1, TOGETHER))
+        return max(0, (TOGETHER * alone - together) // (TOGETHER - 1))
+
+    def expert(self, kernel: str, tokens: int) -> int:
+        """Return what one expert takes of a batch, in ns."""
+        took = self.experts[kernel, tokens, TOGETHER].ns - self.overhead(kernel)
+        return max(ceil_div(took, TOGETHER), 1)
+
+    @property
+    def compute_slowdown(self) -> Fraction:
+        """Return how much longer compute takes beside copies: 1/5 is a fifth longer."""
+        return _longer(self.compute_alone, self.compute_beside)
+
+    @property
+    def copy_slowdown(self) -> Fraction:
+        """Return how much longer copies take beside compute."""
+        return _longer(self.copy_alone, self.copy_beside)
+
+
+def _longer(alone: Sample, beside: Sample) -> Fraction:
+    """Return the median over pairs of repeats, which ran one after the other, to 0.1 %."""
+    ratio = median(b / max(a, 1) for a, b in zip(alone.values, beside.values, strict=True))
+    return max(Fraction(0), Fraction(round(1000 * ratio), 1000) - 1)
+
+
+def lane_counts(lanes: int) -> list[int]:
+    """Return 1, 2, 4, ... and *lanes*."""
+    return sorted({1 << n for n in range(lanes.bit_length())} | {lanes})
+
+
+def measure(
+    device: Device,
+    seconds: float,
+    on_progress: OnProgress | None = None,
+    now: Callable[[], int] = perf_counter_ns,
+    rest: Callable[[float], None] = sleep,
+) -> Figures:
+    """Measure *device* in about *seconds*; *on_progress* hears of (points done, points in all)."""
+    largest = max(device.kernels.values())
+    sizes = sorted({*SIZES, *device.kernels.values(), *(n // 2 for n in device.kernels.values())})
+    copies = [(n, lanes) for n in sizes for lanes in lane_counts(device.lanes)]
+    experts = [(k, t, TOGETHER) for k in device.kernels for t in TOKENS]
+    experts += [(k, 1, 1) for k in device.kernels]
+    dense = [point for point in dense_points() if device.dense_bytes(point.head) is not None]
+    total = len(copies) + len(experts) + len(dense) + 5  # host, contention twice, power twice
+    each, done = seconds / total, 0
+
+    def told(sample: Sample) -> Sample:
+        nonlocal done
+        done += 1
+        if on_progress is not None:
+            on_progress(done, total)
+        return sample
+
+    def of(once: Callable[[], int]) -> Sample:
+        return told(repeat(once, each, now))
+
+    kernel = next(iter(device.kernels))
+    copied = {key: of(partial(device.copy, *key)) for key in copies}
+    computed = {(k, t, n): of(partial(device.experts, k, n, t)) for k, t, n in experts}
+    timed = {point: of(partial(device.dense, point)) for point in dense}
+    host = of(device.host)
+
+    def compute() -> int:
+        return device.experts(kernel, TOGETHER, 1)
+
+    def copy() -> int:
+        return device.copy(largest, device.lanes)
+
+    def beside_copies() -> int:
+        with device.copying():
+            return compute()
+
+    def beside_compute() -> int:
+        with device.computing():
+            return copy()
+
+    compute_alone, compute_beside = alternate(compute, beside_copies, each, now)
+    told(compute_beside)
+    copy_alone, copy_beside = alternate(copy, beside_compute, each, now)
+    told(copy_beside)
+    idle = power(device, lambda: rest(each), now)
+    told(compute_alone)
+    with device.computing():
+        busy = power(device, lambda: rest(each), now)
+    told(compute_alone)
+    return Figures(
+        copies=copied, experts=computed, dense=timed, host=host,
+        compute_alone=compute_alone, compute_beside=compute_beside,
+        copy_alone=copy_alone, copy_beside=copy_beside, idle_uw=idle, busy_uw=busy,
+    )  # fmt: skip
+
+
+def dense_points() -> list[DensePoint]:
+    """Return the dense parts to time; the output head sees one token of a prompt."""
+    found = [
+        DensePoint("decode", head, tokens, tokens * context)
+        for head in (False, True)
+        for tokens in (1, IN_LOCKSTEP)
+        for context in CONTEXTS
+    ]
+    found += [DensePoint("prefill", False, n, n * (n + 1) // 2) for n in PROMPTS]
+    return [*found, DensePoint("prefill", True, 1, 1)]
+
+
+def power(device: Device, wait: Callable[[], None], now: Callable[[], int]) -> int | None:
+    """Return the mean power in microwatts while *wait* waits; None where nothing counts energy."""
+    before, begin = device.energy(), now()
+    wait()
+    after, end = device.energy(), now()
+    if before is None or after is None or after < before or end == begin:
+        return None
+    return (after - before) * 1_000_000_000 // (end - begin)
