@@ -112,11 +112,11 @@ def _show(found: Sequence[Comparison], bar: float) -> str:
         "median error of single tokens, their bytes given; own: without the run's compute and mgmt",
         "",
         f"{'what is left':<21} {'levels alone':>12} {'compute 90/10 %':>15} "
-        f"{'wall, bytes given':>18} {'page faults':>11} {'CPU share':>9}",
+        f"{'wall, bytes given':>18} {'page faults':>11} {'CPU time':>9}",
     ]
     for c in found:
         faults = "-" if c.major_faults is None else f"{c.major_faults:.0f}"
-        cpu = "-" if c.cpu_share is None else f"{c.cpu_share:.0%}"
+        cpu = "-" if c.cpu_correlation is None else f"{c.cpu_correlation:.2f}"
         given = _share(c.given_bytes.wall / c.measured.wall - 1)
         lines.append(
             f"{c.run:<21} {_share(c.level_error):>12} {c.compute_spread:15.2f} {given:>18} "
@@ -126,7 +126,8 @@ def _show(found: Sequence[Comparison], bar: float) -> str:
         f"{name.replace('_', ' ')} {x:.1%}" for name, x in summary(found).items() if x is not None
     )
     lines += [
-        "levels alone: error on wall if stall were exact; page faults per token that read flash",
+        "levels alone: error on wall if stall were exact; page faults: per token, those "
+        "that read flash; CPU time: its correlation with compute",
         "",
         f"over {len(found)} runs: {named}",
         f"error on wall above {bar:.0%}: {', '.join(above(found, bar)) or 'none'}",

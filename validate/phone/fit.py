@@ -193,7 +193,7 @@ def _factors(link: Link, readings: Sequence[Reading], header: Header) -> Factors
 
     def cost(factors: Factors) -> float:
         trial = scaled(link, factors)
-        if not _plausible(trial):
+        if not plausible(trial):
             return float("inf")
         return mean(
             float(np.mean(np.abs(_io(trial, r, header) / r.measured - 1))) for r in readings
@@ -220,7 +220,7 @@ def descend(cost: Callable[[Factors], float], start: Factors) -> Factors:
     return best
 
 
-def _plausible(link: Link) -> bool:
+def plausible(link: Link) -> bool:
     """Return whether each lane gets less, and all together more, the more lanes there are."""
     lanes = sorted({p.lanes for p in link.bandwidth.points})
     for size in {p.size for p in link.bandwidth.points}:

@@ -94,8 +94,8 @@ class Comparison:
     level_error: float
     own_error: float  # on wall, without the levels
     compute_spread: float  # 90th ÷ 10th percentile of the run's compute_ms
-    major_faults: float | None  # per token, mean
-    cpu_share: float | None  # of the run's threads, CPU time ÷ wall
+    major_faults: float | None  # per token, median
+    cpu_correlation: float | None  # of compute_ms with CPU time, over tokens
 
 
 def open_routing(folder: Path) -> ArrayTrace:
@@ -138,7 +138,6 @@ def compare(
     own = figures(run, take(run, routing, base, reads, seed))
     predicted, measured = figures(run, tokens), recorded(run)
     paired = _drawn(run, routing, level, reads, seed) if traced else tokens
-    threads, wall = run.threads, run.columns["wall_ms"].sum()
     return Comparison(
         run=run.name,
         top_k=run.top_k,
@@ -161,10 +160,8 @@ def compare(
         level_error=(given.compute_ms + given.mgmt_ms + _waited(run, measured)) / measured.wall - 1,
         own_error=own.wall / measured.wall - 1,
         compute_spread=float(np.divide(*np.quantile(run.warm("compute_ms"), [0.9, 0.1]))),
-        major_faults=float(run.warm("majflt").mean()) if "majflt" in run.columns else None,
-        cpu_share=float(run.columns["cpu_ms"].sum() / wall / threads)
-        if threads and "cpu_ms" in run.columns
-        else None,
+        major_faults=run.level("majflt") if "majflt" in run.columns else None,
+        cpu_correlation=_correlation(run, "compute_ms", "cpu_ms"),
     )
 
 
@@ -182,6 +179,16 @@ def figures(run: Run, tokens: Sequence[Token]) -> Figures:
     if run.overlap:
         return Figures(of("lanes"), of("wait"), of("wall"))
     return Figures(of("copy"), 0.0, of("wall"))
+
+
+def _correlation(run: Run, one: str, other: str) -> float | None:
+    """Return Pearson's correlation of two columns over the last two thirds, where it is defined."""
+    if not {one, other} <= run.columns.keys():
+        return None
+    first, second = run.warm(one), run.warm(other)
+    if not first.std() or not second.std():
+        return None
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def _waited(run: Run, measured: Figures) -> float:

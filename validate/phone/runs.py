@@ -44,7 +44,6 @@ class Run:
     overlap: bool
     eviction: str
     prompt: int  # tokens, 0 where the file does not say
-    threads: int | None
     columns: Mapping[str, Values]
 
     def warm(self, name: str) -> Values:
@@ -121,7 +120,6 @@ def read_run(path: Path) -> Run:
         overlap=overlap,
         eviction=said.get("cache_policy", "lru"),
         prompt=_whole(said, "n_prompt", path, 0),
-        threads=_whole(said, "threads", path) if "threads" in said else None,
         columns=columns,
     )
 

@@ -11,7 +11,7 @@ from moetier.sim.hardware import Profile, load_profile
 from moetier.sim.plan import LayerPlan
 from moetier.traces.errors import InputError
 from moetier.traces.schema import Header
-from moetier.validate.phone.fit import chosen, descend, fit, management, scaled
+from moetier.validate.phone.fit import chosen, descend, fit, management, plausible, scaled
 from moetier.validate.phone.model import batch_of, read_link, with_lanes
 from moetier.validate.phone.predict import misses_of, open_routing, read_machine
 from moetier.validate.phone.runs import Run, read_run, read_runs
@@ -91,21 +91,34 @@ def test_factors_move_rates_by_lanes_in_whole_mib(phone: Profile) -> None:
     assert [point.rate >> 20 for point in link.bandwidth.points] == [50, 160, 200]
 
 
-def test_more_lanes_may_not_make_each_of_them_faster(
-    runs: list[Run], header: Header, phone: Profile
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ({}, True),
+        ({1: 0.8}, True),  # 80 MiB/s for one lane, 80 for each of two
+        ({1: 0.7}, False),  # one lane slower than each of two
+        ({1: 1.7}, False),  # one lane faster than two together
+        ({4: 1.6}, True),
+        ({4: 1.7}, False),
+        ({4: 0.7}, False),
+    ],
+)
+def test_more_lanes_may_not_make_each_faster_nor_all_slower(
+    phone: Profile, factors: dict[int, float], expected: bool
 ) -> None:
-    """Runs on one lane that took 9 times as long would want one lane at a ninth of its rate."""
-    slow = [
-        Run(**{**vars(run), "columns": {**run.columns, "io_ms": run.columns["io_ms"] * 9}})
-        if run.lanes == 1
+    assert plausible(scaled(read_link(phone), factors)) is expected
+
+
+def test_a_fit_stays_plausible(runs: list[Run], header: Header, phone: Profile) -> None:
+    """Runs on two lanes twice as fast as on four together ask for what no link does."""
+    odd = [
+        Run(**{**vars(run), "columns": {**run.columns, "io_ms": run.columns["io_ms"] / 9}})
+        if run.lanes == 2
         else run
         for run in runs
     ]
-    rates = fit(chosen(slow, 2), header, phone, "mine").profile.links[0].bandwidth
 
-    one, two, four = (rates.total(1 << 20, lanes) for lanes in (1, 2, 4))
-    assert one >= two / 2 >= four / 4
-    assert one <= two <= four
+    assert plausible(read_link(fit(chosen(odd, 2), header, phone, "mine").profile))
 
 
 def test_the_descent_ends_where_no_step_helps() -> None:

@@ -36,14 +36,13 @@ def test_a_name_says_how_a_run_was_set(
     assert (run.top_k, run.cache_mib, run.lanes, run.overlap) == expected
     assert run.eviction == "lru"
     assert run.prompt == 7
-    assert run.threads is None
 
 
 def test_the_lines_of_a_file_come_before_its_name(write_run: Callable[..., Path]) -> None:
     run = read_run(write_run("k8_c4000_l4", preamble=PREAMBLE))
 
     assert (run.top_k, run.cache_mib, run.lanes, run.overlap) == (2, 9, 3, True)
-    assert (run.eviction, run.threads) == ("lfu", 4)
+    assert run.eviction == "lfu"
 
 
 def test_levels_are_medians_over_the_last_two_thirds(write_run: Callable[..., Path]) -> None:
