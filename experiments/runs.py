@@ -79,7 +79,7 @@ def run(
         if timeline is not None:
             label = f"{profile.name} (simulated)"
             on_span = stack.enter_context(TimelineWriter(timeline, label))
-        popularity = _popularity(config, opened.source)
+        popularity = popularity_of(config, opened.source)
         result = simulate(
             opened.source,
             setting_of(config, profile),
@@ -91,7 +91,7 @@ def run(
     return outcome(config, result, opened.fingerprint, digest.hex())
 
 
-def _popularity(config: RunConfig, own: TraceSource) -> TraceSource | None:
+def popularity_of(config: RunConfig, own: TraceSource) -> TraceSource | None:
     """Return the trace whose counts a static part uses; `own` is the run's own routing."""
     if config.popularity == OWN:
         return own
