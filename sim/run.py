@@ -198,15 +198,16 @@ def simulate(
     popularity: ColumnSource | None = None,
     machine: MachineFactory = SimMachine,
     on_step: Callable[[int], None] | None = None,
+    stage: Stage | None = None,
 ) -> Result:
     """Run *source* under *setting* and return what came of it.
 
     *sinks* hear of the records block by block, *on_plan* of every decision, *on_span* of everything
     that occupied a lane, *on_step* of every forward step. *popularity* is a trace whose counts a
-    `static` part may use; without one such a part goes by expert index.
+    `static` part may use; without one such a part goes by expert index. *stage* is what `set_up`
+    makes of both, for a machine that has to know the policy beforehand.
     """
-    extent = memory.extent_of(source)
-    stage = set_up(source.header, setting, extent)
+    stage = stage or set_up(source.header, setting, memory.extent_of(source))
     metrics = Metrics(setting.warmup_steps)
     recorder = Recorder(stage.layout, stage.energy, [metrics, *sinks])
     runs_on = machine(stage.hierarchy, stage.costs, stage.layout, on_span)

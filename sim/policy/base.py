@@ -23,7 +23,7 @@ import numpy as np
 
 from moetier.sim.future import Future
 from moetier.sim.layout import Layout
-from moetier.traces.batch import LayerBatch
+from moetier.traces.batch import Bools, LayerBatch
 from moetier.traces.gating import GateRule
 from moetier.traces.geometry import Geometry
 
@@ -185,6 +185,10 @@ class Precision(Part):
         *degraded* are the slices that compute has to do without. None stands for the first format
         throughout.
         """
+        return None
+
+    def channels(self, batch: LayerBatch) -> Bools | None:
+        """Return which channels each entry of *batch* keeps, (entries, channels); None for all."""
         return None
 
     def spared(self, batch: LayerBatch, used: Sequence[int]) -> int:

@@ -21,6 +21,7 @@ from moetier.sim.machine.base import LayerTiming, OnSpan
 from moetier.sim.machine.costs import Costs
 from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.plan import LayerPlan
+from moetier.sim.policy.base import Precision
 from moetier.traces.batch import LayerBatch
 from moetier.traces.errors import InputError
 from moetier.validate.machines.clock import Clock
@@ -56,6 +57,7 @@ class DiskMachine:
         slot_bytes: int | None = None,
         context: int = 0,
         kernel: Kernel | None = None,
+        precision: Precision | None = None,
         hidden: Hidden | None = None,
         seed: int = 0,
     ) -> None:
@@ -72,6 +74,8 @@ class DiskMachine:
             slot_bytes: Memory for slices; by default room for all of them.
             context: Most key/value entries of a batch, to make room beforehand.
             kernel: Computes an expert; by default whole experts as plain matrices.
+            precision: That of the running policy, which knows the level and the channels of each
+                token; without one all are alike.
             hidden: Gives the hidden states; by default random ones.
             seed: Of dense weights and hidden states.
 
@@ -91,7 +95,7 @@ class DiskMachine:
         self.output: Tensor | None = None
         self.lanes_used = lanes or hierarchy.links[0].lanes
         self._layout, self._overlap = layout, hierarchy.overlap
-        self._experts = Experts(kernel or WholeKernel(geometry, weights))
+        self._experts = Experts(kernel or WholeKernel(geometry, weights), precision)
         self.dense = Dense(costs.dense, geometry, weights, context=context, seed=seed)
         self._hidden = hidden or RandomHidden(self.dense.hidden, self._experts.kernel.dtype, seed)
         self._file = file
@@ -214,7 +218,7 @@ class DiskMachine:
         last slices landed (resident ones first, ties in plan order).
         """
         experts = self._parts(plan)
-        routed = self._experts.routed(plan.batch, experts)
+        routed = self._experts.routed(plan.batch, experts, plan.degrade)
         outputs: dict[int, Tensor] = {}
         pieces: list[Piece] = []
         if not self._overlap:

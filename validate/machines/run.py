@@ -15,17 +15,19 @@ from moetier.sim.machine.base import Machine, OnSpan
 from moetier.sim.machine.costs import Costs
 from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.memory import extent_of
+from moetier.sim.policy.base import Precision
 from moetier.sim.run import Result, Setting, TraceSource, set_up, simulate
 from moetier.sim.units import format_bytes
 from moetier.sim.warnings import modelled
 from moetier.validate.machines.disk import DiskMachine, Hidden, slots_for
 from moetier.validate.machines.experts import Kernel
+from moetier.validate.machines.kernels.of_policy import kernel_of
 from moetier.validate.machines.pacing import Pace
+from moetier.validate.machines.random_weights import Bytes
 from moetier.validate.machines.slices_file import (
     Index,
     OnProgress,
     SlicesFile,
-    synthetic,
     write_slices,
 )
 
@@ -83,6 +85,7 @@ def disk_machine(
     slot_bytes: int | None = None,
     context: int = 0,
     kernel: Kernel | None = None,
+    precision: Precision | None = None,
     hidden: Hidden | None = None,
     seed: int = 0,
 ) -> Iterator[DiskMachines]:
@@ -96,7 +99,7 @@ def disk_machine(
     """
     given: dict[str, Any] = {
         "lanes": lanes, "pace": pace, "slot_bytes": slot_bytes, "context": context,
-        "kernel": kernel, "hidden": hidden, "seed": seed,
+        "kernel": kernel, "precision": precision, "hidden": hidden, "seed": seed,
     }  # fmt: skip
     before = torch.get_num_threads()
     with SlicesFile(path) as file:
@@ -120,15 +123,23 @@ def pack_synthetic(
 ) -> Index:
     """Write to *path* the slices that *source* under *setting* needs, with random weights.
 
+    They are laid out as the policy's precision stores them, for its kernel (`kernels.of_policy`).
+
     Raises:
-        InputError: If the parts of the setting do not fit together, or the disk has no room.
+        InputError: If the parts of the setting do not fit together, no kernel computes them, or the
+            disk has no room.
     """
     stage = set_up(source.header, setting, extent_of(source))
-    geometry = source.header.geometry
+    geometry, layout = source.header.geometry, stage.layout
+    kernel = kernel_of(stage.policy.precision, geometry, stage.weights)
+
+    def content(slice_id: int) -> Bytes:
+        return kernel.made_up(layout.part_of(slice_id), seed, slice_id)
+
     return write_slices(
         path,
-        stage.layout,
-        synthetic(stage.layout, stage.weights, geometry.hidden or 1, seed),
+        layout,
+        content,
         geometry=geometry,
         weights=stage.weights,
         source="synthetic",
@@ -152,15 +163,17 @@ def run_on_disk(
     """Run *source* under *setting* with the slices in *path*, and return what `simulate` returns.
 
     Memory for slices is bounded by what the capacity of the setting may come to need. *run* goes to
-    `simulate`; the other arguments are those of `disk_machine`. `known_limitations` also says how
-    the machine worked.
+    `simulate`; the other arguments are those of `disk_machine`. *kernel* is by default the one for
+    the policy's precision. `known_limitations` also says how the machine worked.
 
     Raises:
         InputError: If the parts do not fit together, or the machine fails during the run.
     """
     extent = extent_of(source)
     stage = set_up(source.header, setting, extent)
-    link = stage.hierarchy.links[0]
+    link, precision = stage.hierarchy.links[0], stage.policy.precision
+    if kernel is None:
+        kernel = kernel_of(precision, source.header.geometry, stage.weights, seed)
     with disk_machine(
         path,
         lanes=lanes,
@@ -169,9 +182,10 @@ def run_on_disk(
         slot_bytes=slots_for(stage.layout, stage.capacities[0], lanes or link.lanes),
         context=extent.context,
         kernel=kernel,
+        precision=precision,
         seed=seed,
     ) as machines:
-        result = simulate(source, setting, machine=machines, **run)
+        result = simulate(source, setting, machine=machines, stage=stage, **run)
         untrue = modelled(setting.profile)
         said = [said for said in result.known_limitations if said not in untrue]
         return replace(result, known_limitations=[*machines.limitations, *said])

@@ -70,6 +70,15 @@ def quantise(
     return Quantised(codes, scales, zeros, bits)
 
 
+def dequantised(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Return what `Quantised.weights` does, of *codes* and *zeros* in uint8, without flattening.
+
+    Differences of codes are exact in float32, so the weights are the same bit by bit; and nothing
+    is widened to 32-bit integers on the way.
+    """
+    return codes.to(torch.float32).sub_(zeros).mul_(scales)
+
+
 def half_above(values: Tensor) -> Tensor:
     """Return the smallest float16 that is at least each of the positive *values*, in their type.
 

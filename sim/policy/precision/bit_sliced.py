@@ -31,6 +31,7 @@ class BitSliced(Precision):
 
     alters_output = True
     needs_weights = True
+    kernel = "bit-sliced"
     example: ClassVar[dict[str, Any]] = {"group": 4}  # divides the rows of a toy
 
     def __init__(

@@ -123,7 +123,7 @@ class Channels(Precision):
     def needed(self, batch: LayerBatch) -> list[int]:
         if self.whole:
             return super().needed(batch)
-        mask = self._kept(batch)
+        mask = self.channels(batch)
         entry, block = np.nonzero(mask.reshape(len(mask), self.blocks, -1).any(2))
         first = batch.layer * self.context.layout.layer_slices
         experts = np.array(batch.experts, np.int64)
@@ -143,7 +143,7 @@ class Channels(Precision):
 
     def _union(self, batch: LayerBatch) -> tuple[list[int], list[int]]:
         """Return the experts of *batch*, and how many channels any of its tokens keeps of each."""
-        mask = self._kept(batch)
+        mask = self.channels(batch)
         if batch.n_tokens == 1:
             return batch.experts, mask.sum(1).tolist()
         experts = np.array(batch.experts, np.int64)
@@ -152,7 +152,7 @@ class Channels(Precision):
         union = np.logical_or.reduceat(mask[order], first, axis=0) if len(used) else mask
         return used.tolist(), union.sum(1).tolist()
 
-    def _kept(self, batch: LayerBatch) -> Bools:
+    def channels(self, batch: LayerBatch) -> Bools:
         """Return which channels each entry of *batch* keeps, (entries, channels); asks once."""
         if self._screened is not batch:
             self._screened = batch

@@ -40,6 +40,7 @@ class Hobbit(Precision):
 
     alters_output = True
     needs_weights = True
+    kernel = "hobbit"
 
     def __init__(
         self,

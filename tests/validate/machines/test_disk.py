@@ -24,8 +24,9 @@ from moetier.traces.synthetic import Synthetic
 from moetier.validate.machines.clock import Clock
 from moetier.validate.machines.direct import page_memory
 from moetier.validate.machines.disk import slots_for
-from moetier.validate.machines.experts import Experts, RandomHidden, WholeKernel
+from moetier.validate.machines.experts import Experts, Levels, RandomHidden, Which, WholeKernel
 from moetier.validate.machines.pacing import Pace, wait_until
+from moetier.validate.machines.random_weights import Bytes
 from moetier.validate.machines.run import DiskMachines, disk_machine, run_on_disk
 from moetier.validate.machines.slices_file import SlicesFile, write_slices
 from moetier.validate.machines.slots import Slot
@@ -340,15 +341,22 @@ class Parts:
 
     name = "parts"
     dtype = torch.float32
+    levels: Levels = ((0, 1),)
 
     def __init__(self) -> None:
         """Begin with nothing noted."""
         self.seen: list[tuple[bytes | None, ...]] = []
 
-    def run(self, buffers: Sequence[torch.Tensor | None], x: torch.Tensor) -> torch.Tensor:
+    def run(
+        self, buffers: Sequence[torch.Tensor | None], x: torch.Tensor, which: Which | None = None
+    ) -> torch.Tensor:
         """Note the first byte of each part."""
         self.seen.append(tuple(None if b is None else bytes(b[:1].numpy()) for b in buffers))
         return x
+
+    def made_up(self, part: int, *seed: int) -> Bytes:
+        """Make nothing."""
+        raise NotImplementedError
 
 
 def test_parts_go_to_the_kernel_in_order_and_missing_ones_as_none(
@@ -441,7 +449,10 @@ def test_a_policy_that_computes_on_the_disk_is_refused(packed: Path, source: Syn
 def test_a_file_of_another_model_is_refused(
     packed: Path, source: Synthetic, setting: Callable[..., Setting]
 ) -> None:
-    with pytest.raises(InputError, match="holds 24 slices of 288 KiB, and the run has 24 of 144"):
+    coarse = {"eviction": "lru", "precision": {"kind": "uniform", "bits": 4}}
+    with pytest.raises(InputError, match="holds 24 slices of 288 KiB, and the run has 24 of 83"):
+        run_on_disk(source, setting(coarse), packed)
+    with pytest.raises(InputError, match="experts stored as int8 need a kernel of their own"):
         run_on_disk(source, setting(weights="int8"), packed)
 
 

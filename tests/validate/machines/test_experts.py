@@ -13,8 +13,15 @@ from moetier.traces.batch import DECODE, LayerBatch
 from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry
 from moetier.validate.machines.direct import page_memory
-from moetier.validate.machines.experts import Experts, RandomHidden, WholeKernel, as_tensor
-from moetier.validate.machines.random_weights import random_weights
+from moetier.validate.machines.experts import (
+    Experts,
+    Levels,
+    RandomHidden,
+    Which,
+    WholeKernel,
+    as_tensor,
+)
+from moetier.validate.machines.random_weights import Bytes, random_weights
 from moetier.validate.machines.slots import Slot
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
@@ -69,12 +76,19 @@ class Scale:
 
     name = "scale"
     dtype = torch.float32
+    levels: Levels = ((0,),)
 
-    def run(self, buffers: Sequence[torch.Tensor | None], x: torch.Tensor) -> torch.Tensor:
+    def run(
+        self, buffers: Sequence[torch.Tensor | None], x: torch.Tensor, which: Which | None = None
+    ) -> torch.Tensor:
         """Multiply."""
         (buffer,) = buffers
         assert buffer is not None
         return x * float(buffer[0])
+
+    def made_up(self, part: int, *seed: int) -> Bytes:
+        """Make nothing."""
+        raise NotImplementedError
 
 
 def batch(weights: list[float] | None) -> LayerBatch:
