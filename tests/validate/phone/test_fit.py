@@ -138,6 +138,7 @@ def test_overlapped_runs_and_other_top_k_are_not_fitted_on(
         chosen(read_runs(folder), 1)
 
 
+@pytest.mark.slow
 def test_the_shipped_profile_is_what_the_recorded_runs_give(data: Path) -> None:
     folder = data / "phone-qwen3-30b-a3b"
     runs = chosen(read_runs(folder), 8)
