@@ -155,6 +155,19 @@ def test_prefill_has_its_own_rows(play: Any) -> None:
     assert seen.column("dense_ns") == [500 + HOST, HOST + 24]
 
 
+def test_the_output_head_sees_one_token_of_a_prompt(play: Any) -> None:
+    """A head of 2 x 8 x 10 bytes beside 10 of the layer adds 80 ns, whatever the prompt."""
+    rows = [dense(10, 3, 20), dense(170, 3, 100)]
+    rows += [dense(10, 1, 20, phase="prefill"), dense(10, 3, 500, phase="prefill", tokens=2)]
+    rows += [dense(170, 1, 100, phase="prefill")]
+    header = toy_header(hidden=8, vocab=10)
+    seen = play(
+        toy_trace(header, [[[0]]], [[[0]], [[1]]]), machine(dense=rows), capacity={"hbm": 160}
+    )
+
+    assert seen.column("dense_ns") == [HOST + 500 + 80, HOST + 100]
+
+
 def test_extrapolation_is_said_only_where_it_happened(play: Any) -> None:
     within = play(toy_trace(toy_header(), [[[0]]]), machine(), capacity={"hbm": 160})
     beyond = play(toy_trace(toy_header(81), [[[0]]]), machine(), capacity={"hbm": 400})
