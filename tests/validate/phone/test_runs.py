@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moetier.traces.errors import InputError
-from moetier.validate.phone.runs import last_two_thirds, read_run, read_runs
+from moetier.validate.phone.runs import last_two_thirds, middle, read_run, read_runs
 
 PREAMBLE = (
     "# bmoe_metrics v1\n"
@@ -92,6 +92,18 @@ def test_a_setting_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=problem):
         read_run(write_run("mine", preamble=PREAMBLE.replace(old, new)))
+
+
+def test_a_run_without_a_prompt_length_begins_at_none(write_run: Callable[..., Path]) -> None:
+    path = write_run("k2_c9_l4")
+    path.write_text(path.read_text().replace("n_prompt=7", ""))
+
+    assert read_run(path).prompt == 0
+    assert middle(read_run(path)) == 4  # of 6 tokens
+
+
+def test_the_middle_of_the_warm_tokens_counts_the_prompt(write_run: Callable[..., Path]) -> None:
+    assert middle(read_run(write_run("k2_c9_l4"))) == 11
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
