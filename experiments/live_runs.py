@@ -25,6 +25,7 @@ from moetier.traces.samples import moe_tiny_path
 if TYPE_CHECKING:
     from moetier.validate.evaluate import Loaded
     from moetier.validate.evaluate_questions import Question
+    from moetier.validate.lm_eval import Tasks
 
 SAMPLE = "moe-tiny"
 CACHE = "MOETIER_CACHE"
@@ -42,13 +43,15 @@ def run_live(
     where: str | None = None,
     records: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    tasks: Tasks | None = None,
 ) -> tuple[dict[str, Any], str | None]:
     """Run *config* inside its live model; return what `run` returns, with accuracy.
 
-    The second value says how a policy that claims to be lossless was not, and is None when all is
-    well. *where*, *records* and *progress* are as for `run` and `evaluate`.
+    *tasks* of lm-evaluation-harness are asked in place of the config's questions, and their scores
+    are under `lm_eval`. The second value says how a policy that claims to be lossless was not, and
+    is None when all is well. *where*, *records* and *progress* are as for `run` and `evaluate`.
     """
-    _check_installed()
+    check_installed()
     from moetier.validate.evaluate import evaluate
     from moetier.validate.evaluate_arms import Extras
 
@@ -65,6 +68,11 @@ def run_live(
         with inside("live"):
             loaded = _load(checkpoint(config.live), fingerprint)
         questions = questions_of(config)
+        asking = None
+        if tasks is not None:
+            from moetier.validate.lm_eval import asking as ask
+
+            asking = ask(tasks)
         result = evaluate(
             loaded,
             setting_of(config, profile),
@@ -77,9 +85,11 @@ def run_live(
             sketch_folder=cache_folder(),
             calibration=_calibration(config, questions),
             progress=progress,
+            asking=asking,
         )
     said = outcome(config, result, fingerprint, digest.hex())
-    said["provenance"] |= {package: version(package) for package in PACKAGES}
+    packages = (*PACKAGES, *(("lm_eval",) if tasks else ()))
+    said["provenance"] |= {package: version(package) for package in packages}
     return said, result.failure
 
 
@@ -171,7 +181,8 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "moetier" / "plain"
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Raise `InputError` where a package that runs models is missing."""
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise InputError(

@@ -2,7 +2,8 @@
 
 A record has 24 bytes, little-endian and packed: u32 time, u64 object, u32 bytes, i64 the number of
 the object's next request, counted from 1, or -1 (libCacheSim's FAQ and `traceConv`). A request is
-an expert needed by one batch: once, however many of its tokens chose it, in ascending order.
+an expert needed by one batch: once, however many of its tokens chose it, in the
+order in which they first did.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def export_oracle_general(source: ColumnSource, out: str | Path, weights: str | 
         for chunk in source.columns():
             keys = _requests(chunk)
             if len(seen):  # a batch may go on in the next chunk
-                keys = np.unique(np.concatenate([seen, keys]), axis=0)
+                keys = _once(np.concatenate([seen, keys]))
             same = (keys[:, :2] == keys[-1:, :2]).all(axis=1)
             seen = keys[same]
             n = _write(file, keys[~same], n, n_experts, sizes, last)
@@ -62,8 +63,14 @@ def _requests(chunk: Any) -> Ints:
     rows = chunk.take(chunk.valid)
     row, slot = np.nonzero(rows.experts != PAD)
     columns = (rows.step[row], rows.moe_layer[row], rows.experts[row, slot])
-    keys: Ints = np.unique(np.stack(columns, axis=1).astype(np.int64), axis=0)
-    return keys.reshape(-1, 3)
+    return _once(np.stack(columns, axis=1).astype(np.int64))
+
+
+def _once(keys: Ints) -> Ints:
+    """Return *keys* without repeats, in the order of their first appearance."""
+    first = np.unique(keys, axis=0, return_index=True)[1]
+    kept: Ints = keys[np.sort(first)].reshape(-1, 3)
+    return kept
 
 
 def _write(file: Any, keys: Ints, n: int, n_experts: int, sizes: Any, last: Ints) -> int:

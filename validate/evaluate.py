@@ -49,6 +49,10 @@ SMALL_EXPERTS = 1 << 20
 (seven times the time, measured with two threads on moe-tiny)."""
 
 
+Asking = Callable[[Any, Any, list[Question], Extras], Asked]
+"""Makes the requests of an evaluation from model, tokenizer, questions and how to ask."""
+
+
 class Loaded(NamedTuple):
     """A model in memory and its tokenizer."""
 
@@ -81,6 +85,7 @@ def evaluate(
     sketch_folder: Path | None = None,
     calibration: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
+    asking: Asking | None = None,
 ) -> Evaluation:
     """Run the policy of *setting* inside the model at *checkpoint* while it answers *items*.
 
@@ -99,6 +104,7 @@ def evaluate(
         sketch_folder: Where sketches of channels are kept between processes.
         calibration: Texts, none of them asked about, that thresholds of channels are set on.
         progress: Called with (requests done, requests in all), the plain model's included.
+        asking: Makes what is asked, in place of the *items*.
 
     Raises:
         InputError: If the model cannot be driven, or the policy cannot be run inside one.
@@ -107,7 +113,7 @@ def evaluate(
     loaded = checkpoint if isinstance(checkpoint, Loaded) else Loaded(*load_model(str(checkpoint)))
     model, tokenizer = loaded
     questions = [_question(item) for item in items]
-    if not questions or how.batch_size < 1 or how.long_prompts < 0:
+    if not (questions or asking) or how.batch_size < 1 or how.long_prompts < 0:
         raise InputError(
             f"{len(questions)} items, batches of {how.batch_size}, {how.long_prompts} long texts",
             where="evaluate",
@@ -119,7 +125,8 @@ def evaluate(
         with torch.random.fork_rng(devices=[]), torch.no_grad(), one_thread(model):
             torch.manual_seed(setting.seed)
             seen = probe(model)
-            prompts = [question.prompt for question in questions]
+            asked = (asking or Asked)(model, tokenizer, questions, how)
+            prompts = asked.prompts()
             header = build_header(model, tokenizer, prompts, seen, setting.seed)
             told = find_predictor(predictor, model) if isinstance(predictor, str) else predictor
             if told is not None:
@@ -127,13 +134,12 @@ def evaluate(
                 header = header.model_copy(update={"predictors": entries})
             _check_weights(header, setting)
             _check_predictor(setting, told)
-            asked = Asked(model, tokenizer, questions, how)
             stage = set_up(header, setting, asked.extent(), has_future=False)
             driver = Driver(
                 stage, setting, sinks=sinks, on_plan=on_plan, on_span=on_span, popularity=popularity
             )
             plain = Plain(model, header.provenance.model_fingerprint or "", plain_folder)
-            count = Count(progress, 2 * (len(questions) + len(asked.long)))
+            count = Count(progress, 2 * (len(asked.requests) + len(asked.long)))
             with (
                 computed_at(seen.layers, stage.policy.precision),
                 attached(told, model) if told is not None else nullcontext() as running,
@@ -170,6 +176,7 @@ def evaluate(
         known_limitations=[
             *_limitations(header, setting, stage.policy, stage.expert_ops, how),
             *stage.costs.remarks,
+            *asked.remarks(),
             *([told.assumption] if told is not None and told.assumption else []),
         ],
         elapsed_ns=driver.elapsed_ns,

@@ -61,6 +61,14 @@ class Asked:
         self.endless = Decoding(how.batch_size, (), pad)
         self.judged_loops = bool(self.long) and how.long_tokens >= TAIL
 
+    def prompts(self) -> list[str]:
+        """Return the texts that the requests begin with."""
+        return [question.prompt for question in self.questions]
+
+    def remarks(self) -> list[str]:
+        """Return what the run took for granted about how it asked."""
+        return []
+
     def extent(self) -> Extent:
         """Return the most that the requests can come to."""
         size, context, steps = self.decoding.batch_size, 0, 0

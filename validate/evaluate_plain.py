@@ -80,7 +80,7 @@ class Plain:
             return None
         try:
             rows = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
-            found = [Output(tuple(row[0]), tuple(row[1]), str(row[2])) for row in rows]
+            found = [Output(tuple(r[0]), tuple(r[1]), str(r[2]), bool(r[3])) for r in rows]
         except (OSError, ValueError, LookupError, TypeError):
             return None
         return found if len(found) == n else None
@@ -89,7 +89,7 @@ class Plain:
         """Keep a run; a folder that cannot be written is no reason to stop."""
         if self.folder is None:
             return
-        rows = [[output.tokens, output.nll, output.digest] for output in outputs]
+        rows = [[o.tokens, o.nll, o.digest, o.greedy] for o in outputs]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(self.folder / f"{key}.json") as temporary:

@@ -33,12 +33,14 @@ class Request:
 class Output:
     """What a request produced: its tokens, and -ln(probability) of each in nats.
 
-    *digest* stands for the logits of all its steps, bit by bit.
+    *digest* stands for the logits of all its steps, bit by bit; *greedy* says whether each token
+    was the likeliest.
     """
 
     tokens: tuple[int, ...]
     nll: tuple[float, ...]
     digest: str
+    greedy: bool = True
 
 
 @dataclass(slots=True)
@@ -117,9 +119,11 @@ class _Follow:
     nll: list[float] = field(default_factory=list)
     digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
     done: bool = False
+    greedy: bool = True
 
     def output(self) -> Output:
-        return Output(tuple(self.tokens), tuple(self.nll), self.digest.hexdigest())
+        tokens, nll = tuple(self.tokens), tuple(self.nll)
+        return Output(tokens, nll, self.digest.hexdigest(), self.greedy)
 
 
 class _Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
@@ -137,6 +141,7 @@ class _Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no type
         for row, (follow, token) in enumerate(zip(self.follows, taken, strict=True)):
             if follow.done:
                 continue
+            follow.greedy = follow.greedy and token == likely[row]
             follow.digest.update(array[row].data)
             follow.tokens.append(token)
             follow.nll.append(-float(log_p[row, token]))

@@ -17,6 +17,17 @@ def evaluate(
     items: Annotated[
         int | None, typer.Option(min=1, help="Questions to ask; the same as evaluate.items.")
     ] = None,
+    lm_eval: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lm-eval",
+            help="Ask this task of lm-evaluation-harness (a name or a task YAML) instead. "
+            "Repeatable; --items is then documents of each task.",
+        ),
+    ] = None,
+    fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Examples before each document of --lm-eval.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the records (Parquet), result and config.")
     ] = None,
@@ -29,7 +40,7 @@ def evaluate(
     from moetier.traces.errors import InputError
 
     overrides = list(set_ or [])
-    if items is not None:
+    if items is not None and not lm_eval:
         overrides.append(f"evaluate.items={items}")
     run_config = load_run(config, overrides)
     if run_config.live is None:
@@ -38,15 +49,16 @@ def evaluate(
             where=config,
             way_out="give `live: moe-tiny` or a checkpoint folder, or use `moetier simulate`",
         )
-    with bar("evaluate") as progress:
+    given: dict[str, Any] = {"where": str(config)}
+    if lm_eval:
+        given["tasks"] = _tasks(lm_eval, items, fewshot, run_config.seed)
+    with bar("evaluate") as given["progress"]:
         if out is None:
-            result, failure = run_live(run_config, where=str(config), progress=progress)
+            result, failure = run_live(run_config, **given)
         else:
             with new_folder(out):
                 records = out / "records.parquet"
-                result, failure = run_live(
-                    run_config, where=str(config), records=records, progress=progress
-                )
+                result, failure = run_live(run_config, records=records, **given)
                 write_run(out, result)
     if json_:
         typer.echo(dump_json(result))
@@ -57,6 +69,15 @@ def evaluate(
         raise typer.Exit(1)
 
 
+def _tasks(names: list[str], limit: int | None, fewshot: int | None, seed: int) -> Any:
+    from moetier.experiments.live_runs import check_installed
+
+    check_installed()
+    from moetier.validate.lm_eval import Tasks
+
+    return Tasks(tuple(names), limit, fewshot, seed)
+
+
 def _show(result: dict[str, Any]) -> None:
     from moetier.experiments.cli.show import show_run, show_table
 
@@ -64,6 +85,13 @@ def _show(result: dict[str, Any]) -> None:
     if result["accuracy_by_task"]:
         rows = [{"task": task, **value} for task, value in result["accuracy_by_task"].items()]
         show_table(rows, ["task", "mean", "standard_error", "n"])
+    if result.get("lm_eval"):
+        rows = [
+            {"task": task, "metric": name, **value, "difference": _interval(value["difference"])}
+            for task, metrics in result["lm_eval"].items()
+            for name, value in metrics.items()
+        ]
+        show_table(rows, ["task", "metric", "value", "stderr", "plain", "difference"])
     for name, unit in (("accuracy", ""), ("nll", " nats per answer")):
         value, change = result[name], result[f"{name}_difference"]
         if value is not None:
@@ -74,6 +102,12 @@ def _show(result: dict[str, Any]) -> None:
     if result["repetition_share"] is not None:
         plain = result["plain"]["repetition_share"]
         typer.echo(f"loops in long texts: {result['repetition_share']:.1%}, plain {plain:.1%}")
+
+
+def _interval(change: dict[str, Any] | None) -> str:
+    if change is None:
+        return "not known"
+    return f"{change['mean']:+.4f} ({change['low']:+.4f} to {change['high']:+.4f})"
 
 
 def add_to(app: typer.Typer) -> None:

@@ -40,22 +40,27 @@ class _Pass:
 
 @dataclass
 class _Requests:
-    """Gives tokens the number of their request."""
+    """Gives runs of tokens the number of their request."""
 
     due: dict[int, int] = field(default_factory=dict)  # request -> the position it is due at
+    decoding: set[int] = field(default_factory=set)
     n: int = 0
 
-    def of(self, position: int) -> int:
-        """Return the request due at *position*, a new one if none is."""
-        found = next((number for number, at in self.due.items() if at == position), None)
-        if found is None or position == 0:
-            found, self.n = self.n, self.n + 1
-        return found
+    def place(self, start: int, end: int, *, decode: bool) -> int:
+        """Return the request of a run of the positions *start* to *end*, a new one if none is due.
 
-    def reached(self, request: int, position: int) -> None:
-        """Note that *request* goes on at *position*; it goes to the end of the queue."""
-        self.due.pop(request, None)
-        self.due[request] = position
+        A further chunk of a prompt cannot belong to a request that decodes already. The request
+        goes to the end of the queue.
+        """
+        waiting = (n for n, at in self.due.items() if at == start)
+        found = next((n for n in waiting if decode or n not in self.decoding), None)
+        if found is None or start == 0:
+            found, self.n = self.n, self.n + 1
+        self.due.pop(found, None)
+        self.due[found] = end
+        if decode:
+            self.decoding.add(found)
+        return found
 
 
 def import_passes(
@@ -224,8 +229,8 @@ def _requests_of(item: _Pass, requests: _Requests) -> Ints:
         run = item.positions[start : start + length]
         if not length:
             continue
-        number = requests.of(int(run[0]))
-        requests.reached(number, int(run[-1]) + 1)
+        decode = item.mode == "decode" or (item.mode == "mixed" and length == 1 and run[0] > 0)
+        number = requests.place(int(run[0]), int(run[-1]) + 1, decode=bool(decode))
         found[start : start + length] = number
         start += length
     return found
