@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moetier.experiments.cli.options import Json
 
-COLUMNS = ["paper", "name", "published", "ours", "low", "high", "ratio", "kind"]
+COLUMNS = ["paper", "name", "published", "ours", "low", "high", "ratio", "kind", "verdict"]
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="Name of a paper, or `all`.")], json_: Json = False
+    paper: Annotated[str, typer.Argument(help="Name of a paper, or `all`.")],
+    json_: Json = False,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write them as a Markdown document.")
+    ] = None,
 ) -> None:
     """Recompute published figures: published, ours, their ratio, and what was assumed."""
     from moetier.experiments.cli.show import show_table
@@ -32,6 +37,11 @@ def reproduce(
         for name in (known if paper == "all" else [paper])
         for row in recompute(name)
     ]
+    if write is not None:
+        from moetier.experiments.reproduction import document
+        from moetier.experiments.store import write_text
+
+        write_text(write, document(rows))
     if json_:
         typer.echo(dump_json(rows))
         return

@@ -14,13 +14,19 @@ Kind = Literal["prediction", "fitted", "not-testable"]
 
 
 class Figure(BaseModel):
-    """A published number; *low* and *high* where a range is published."""
+    """A published number; *low* and *high* where a range is published.
+
+    *neutral* is the value at which there is no effect. A *bound* says that ours should be above or
+    below the number, not equal to it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     published: float
     low: float | None = None
     high: float | None = None
+    neutral: float | None = None
+    bound: Literal["above", "below"] | None = None
     what: str
     source: str | None = None  # where it differs from the paper's
 
@@ -57,6 +63,7 @@ class Row(BaseModel):
     reason: str | None = None
     published_low: float | None = None
     published_high: float | None = None
+    verdict: str = ""
     assumptions: list[str] = Field(default_factory=list)
 
 
@@ -75,6 +82,8 @@ def row(
     if ours is None and not reason:
         raise ValueError(f"'{name}' has no value of ours and no reason why")
     figure = paper.figures[name]
+    if ours is None:
+        kind = "not-testable"
     return Row(
         name=name,
         published=figure.published,
@@ -82,14 +91,42 @@ def row(
         low=low,
         high=high,
         ratio=None if ours is None else ours / figure.published,
-        kind="not-testable" if ours is None else kind,
+        kind=kind,
         what=figure.what,
         source=figure.source or paper.source,
         reason=reason,
         published_low=figure.low,
         published_high=figure.high,
+        verdict="" if ours is None else judge(figure, ours, low, high, kind),
         assumptions=assumptions or [],
     )
+
+
+CLOSE = 0.1  # relative
+
+
+def judge(
+    figure: Figure, ours: float, low: float | None, high: float | None, kind: Kind = "prediction"
+) -> str:
+    """Say how *ours*, or its range from *low* to *high*, stands to a published *figure*."""
+    if kind == "fitted":
+        return "fitted to it"
+    if figure.bound is not None:
+        kept = ours >= figure.published if figure.bound == "above" else ours <= figure.published
+        return f"{figure.bound} it, as it must be" if kept else f"not {figure.bound} it"
+    first, last = (end if end is not None else ours for end in (low, high))
+    least, most = (
+        end if end is not None else figure.published for end in (figure.low, figure.high)
+    )
+    if first <= most and last >= least:
+        return "inside the published range" if low is None else "inside the band"
+    off = min(abs(ours / end - 1) for end in (least, figure.published, most))
+    if off <= CLOSE:
+        return f"reproduced within {max(off, 0.001):.1%}"
+    if figure.neutral is None:
+        return f"not reproduced, off by {off:.0%}"
+    same = (ours - figure.neutral) * (figure.published - figure.neutral) > 0
+    return "same sign, another size" if same else "not reproduced"
 
 
 def paper_names() -> list[str]:

@@ -52,7 +52,8 @@ def test_a_row_holds_the_ratio_of_ours_to_published() -> None:
 
     assert found == Row(
         name="a", published=2, ours=3.0, low=2.5, high=3.5, ratio=1.5, kind="prediction",
-        what="A", source="S", published_low=1.5, published_high=2.5, assumptions=["x"],
+        what="A", source="S", published_low=1.5, published_high=2.5,
+        verdict="inside the band", assumptions=["x"],
     )  # fmt: skip
 
 
