@@ -62,7 +62,8 @@ def lru_misses(records: list[tuple[int, int, int, int]], slots: int, batches: bo
     """Return the byte miss ratio of a plain LRU of *slots* experts over *records*.
 
     With *batches* the requests of one step and layer come together, as they do in the simulator:
-    looked up first, then brought and refreshed, and only then is anything evicted. Without, as libCacheSim does, each request evicts on its own.
+    looked up first, then brought and refreshed, and only then is anything evicted. Without, as
+    libCacheSim does, each request evicts on its own.
     """
     cache: OrderedDict[int, None] = OrderedDict()
     missed = 0

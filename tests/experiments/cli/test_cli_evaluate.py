@@ -150,3 +150,27 @@ def test_a_dry_run_of_a_live_sweep_does_not_guess(
 
     assert "2 points, 0 of them done" in result.stdout
     assert "estimated time: unknown: a live model runs" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_tasks_of_lm_eval_stand_beside_the_figures_of_the_run(
+    moetier: Invoke, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    root = Path(__file__).parents[3]
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    task = root / "tests/validate/lm_eval/tiny_choices.yaml"
+    result = moetier("evaluate", config, "--lm-eval", task, "--items", "2", "--json")
+    told = json.loads(result.stdout)
+
+    assert set(told["lm_eval"]["tiny_choices"]["acc,none"]) == {
+        "value",
+        "stderr",
+        "plain",
+        "difference",
+    }
+    assert told["items"] == 2
+    assert told["tpot_ms"] > 0
+    assert told["provenance"]["lm_eval"] == "0.4.13"

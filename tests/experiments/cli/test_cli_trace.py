@@ -173,3 +173,13 @@ def test_capture_without_torch_names_the_way_out(
 
 def test_capture_needs_a_model(moetier: Invoke) -> None:
     assert "--model" in moetier("capture", "--out", "o", status=2).stderr
+
+
+def test_export_writes_requests_for_libcachesim(
+    moetier: Invoke, trace: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.bin"
+    result = moetier("trace", "export", trace, out, "--to", "oracle-general", "--weights", "bf16")
+
+    assert out.stat().st_size % 24 == 0
+    assert result.stdout == f"{out}: {out.stat().st_size // 24} requests\n"

@@ -56,7 +56,7 @@ def test_every_sequence_is_a_request_and_layers_count_from_one(
 
     assert reader.header.geometry.moe_layers == [1, 2]
     assert reader.header.geometry.name == "flame-moe-290m"
-    assert [(b.phase, b.n_tokens, b.requests[0]) for b in batches] == [
+    assert [(b.phase, b.n_tokens, (b.requests or [])[0]) for b in batches] == [
         (PREFILL, 4, 0),
         (PREFILL, 4, 1),
         (PREFILL, 2, 2),

@@ -41,7 +41,7 @@ def test_prompts_become_requests_with_a_prefill_and_steps(tmp_path: Path) -> Non
     batches = list(reader.batches())
 
     assert reader.header.geometry.moe_layers == [1, 3]
-    assert [(b.phase, b.step, b.n_tokens, b.requests[0]) for b in batches[::2]] == [
+    assert [(b.phase, b.step, b.n_tokens, (b.requests or [])[0]) for b in batches[::2]] == [
         (PREFILL, 0, 2, 0), (DECODE, 1, 1, 0), (PREFILL, 2, 2, 5), (DECODE, 3, 1, 5),
     ]  # fmt: skip
     assert batches[0].experts == [0, 2, 1, 2]
