@@ -75,7 +75,7 @@ class TasksAsked(Asked):
                 way_out="use 1: texts of a task differ in length",
             )
         super().__init__(model, tokenizer, [], how)
-        self.tasks, self.results = tasks, dict[str, dict[str, Any]]()
+        self.tasks, self.results = tasks, dict[str, Any]()
         self._names, self._manager = _known(tasks)
         self.cut = 0  # contexts that did not fit
         collected: list[Request] = []
@@ -186,7 +186,7 @@ class TasksAsked(Asked):
         with _quiet():
             self.results[arm] = simple_evaluate(
                 model=model,
-                tasks=self._names,
+                tasks=[*self._names],
                 task_manager=self._manager,
                 num_fewshot=self.tasks.fewshot,
                 limit=self.tasks.limit,
@@ -208,7 +208,7 @@ def _known(tasks: Tasks) -> tuple[list[str], Any]:
     for file in files:
         if not file.is_file():
             raise InputError("no such file", where=file, way_out="name a task YAML of lm-eval")
-    folders = sorted({str(file.resolve().parent) for file in files})
+    folders: list[str | Path] = sorted({file.resolve().parent for file in files})
     manager = TaskManager(include_path=folders or None)
     names = [_name_in(Path(n)) if n.endswith((".yaml", ".yml")) else n for n in tasks.names]
     known = set(manager.all_tasks)
