@@ -27,7 +27,7 @@ def document(rows: Sequence[dict[str, Any]]) -> str:
         parts.append("|---|---|---|---|---|---|")
         parts += [_line(row) for row in found]
         about = dict.fromkeys(text for row in found for text in row["assumptions"])
-        parts.append("\n" + "\n".join(f"- assumed: {text}" for text in about) if about else "")
+        parts += ["", *(f"- assumed: {text}" for text in about), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 

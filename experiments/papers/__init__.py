@@ -118,8 +118,10 @@ def judge(
     least, most = (
         end if end is not None else figure.published for end in (figure.low, figure.high)
     )
-    if first <= most and last >= least:
-        return "inside the published range" if low is None else "inside the band"
+    if first <= most and last >= least and low is not None:
+        return "inside the band"
+    if figure.low is not None and least <= ours <= most:
+        return "inside the published range"
     off = min(abs(ours / end - 1) for end in (least, figure.published, most))
     if off <= CLOSE:
         return f"reproduced within {max(off, 0.001):.1%}"

@@ -24,6 +24,7 @@ def figure(**given: Any) -> Figure:
     [
         (figure(), 2.1, 1.5, 2.0, "inside the band"),
         (figure(low=1.5, high=2.5), 1.5, None, None, "inside the published range"),
+        (figure(), 2.0, None, None, "reproduced within 0.1%"),
         (figure(), 2.19, None, None, "reproduced within 9.5%"),
         (figure(), 2.21, None, None, "not reproduced, off by 10%"),
         (figure(low=1.5, high=2.5), 2.7, None, None, "reproduced within 8.0%"),
