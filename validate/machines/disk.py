@@ -4,15 +4,11 @@ It mirrors `sim.machine.simulated` step by step: the dense part, then the copies
 link's rules, the wait, the experts, and at the end what has left the plan is forgotten. A batch
 begins when the one before ended, so what the host program does in between, the planner included, is
 part of the dense part, as the host time per layer of a profile is.
-
-Warm-up costs no time in a simulation. Here a slice that warm-up made resident is read when it is
-first needed, with the clock stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -23,22 +19,19 @@ from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.plan import LayerPlan
 from moetier.sim.policy.base import Precision
 from moetier.traces.batch import LayerBatch
-from moetier.traces.errors import InputError
-from moetier.validate.machines.clock import Clock
 from moetier.validate.machines.dense import Dense
-from moetier.validate.machines.direct import aligned
 from moetier.validate.machines.experts import Experts, Kernel, RandomHidden, Routed, WholeKernel
-from moetier.validate.machines.lanes import LaneSet, Transfer
+from moetier.validate.machines.lanes import Transfer
 from moetier.validate.machines.pacing import Pace
 from moetier.validate.machines.slices_file import SlicesFile
-from moetier.validate.machines.slots import SlotPool
-from moetier.validate.machines.spans import Piece, Timeline
+from moetier.validate.machines.spans import Piece
+from moetier.validate.machines.tier import DiskTier
 
 Hidden = Callable[[LayerBatch], Tensor]
 """From a batch to the hidden states that enter its layer, (T, H)."""
 
 
-class DiskMachine:
+class DiskMachine(DiskTier):
     """A `Machine` that reads slices from a file and computes on the CPU; close it after use.
 
     `output` holds what the experts of the last batch added up to, (T, H).
@@ -83,40 +76,18 @@ class DiskMachine:
             InputError: If the file does not fit the run, there are more than two tiers, or the
                 memory does not suffice.
         """
-        if len(hierarchy.links) != 1:
-            raise InputError(
-                f"the disk machine has two tiers, not {len(hierarchy.names)}",
-                where="tiers",
-                way_out="name the memory and the disk",
-            )
-        file.check_layout(layout)
-        geometry, weights = file.index.geometry, file.index.weights
-        self.now = 0
-        self.output: Tensor | None = None
-        self.lanes_used = lanes or hierarchy.links[0].lanes
-        self._layout, self._overlap = layout, hierarchy.overlap
-        self._experts = Experts(kernel or WholeKernel(geometry, weights), precision)
-        self.dense = Dense(costs.dense, geometry, weights, context=context, seed=seed)
-        self._hidden = hidden or RandomHidden(self.dense.hidden, self._experts.kernel.dtype, seed)
-        self._file = file
-        if slot_bytes is None:
-            slot_bytes = slots_for(layout, layout.total_bytes, self.lanes_used)
-        self.slots = SlotPool(slot_bytes)
-        if layout.each:
-            self.slots.reserve(layout.each, len(layout.nbytes) + self.lanes_used)
-        self._timeline = Timeline(on_span, layout, hierarchy) if on_span is not None else None
-        self._held: dict[int, Transfer] = {}  # planned to be in memory
-        self._under_way: dict[int, Transfer] = {}  # prefetched and not asked for yet
-        self._began = False
-        self._clock = Clock()
-        self.lanes = LaneSet(
-            file,
-            self.lanes_used,
-            pace,
-            clock=self._clock,
-            slots=self.slots,
-            on_landed=self._timeline.landed if self._timeline else None,
+        super().__init__(
+            file, hierarchy, layout, on_span, lanes=lanes, pace=pace, slot_bytes=slot_bytes
         )
+        geometry, weights = file.index.geometry, file.index.weights
+        self.output: Tensor | None = None
+        try:
+            self._experts = Experts(kernel or WholeKernel(geometry, weights), precision)
+            self.dense = Dense(costs.dense, geometry, weights, context=context, seed=seed)
+        except BaseException:  # the lanes are threads
+            self.close()
+            raise
+        self._hidden = hidden or RandomHidden(self.dense.hidden, self._experts.kernel.dtype, seed)
 
     def execute(self, plan: LayerPlan) -> LayerTiming:
         """Perform one batch and return when its parts happened.
@@ -125,89 +96,12 @@ class DiskMachine:
             InputError: If the file was cut short, changed or removed, memory ran out, or the plan
                 wants what this machine cannot do.
         """
-        if plan.cpu:
-            raise InputError(
-                "nothing computes from the disk", where="policy.miss", way_out="use `miss: fetch`"
-            )
-        if not self._began:
-            self._began = True
-            self._clock.restart()
-        start = self.now
-        dropped = self._forget(plan.replaced)
-        self._make_room(plan)
-        self._bring_warm(plan)
+        dropped, start = self._clear(plan), self.now
         x = self._hidden(plan.batch)
         self.dense.run(plan.batch, x.to(self.dense.dtype))
-        asked = self.lanes.ask(
-            [self._under_way.pop(s) for s in plan.needed if s in self._under_way],
-            plan.fetch,
-            plan.prefetch,
-        )
-        for t in asked.prefetched:
-            self._held[t.slice_id] = self._under_way[t.slice_id] = t
-        for t in asked.fetched:
-            self._held[t.slice_id] = t
+        asked = self._order(plan)
         pieces = self._compute(plan, x, asked.fetched + asked.late, asked.at)
-        end = pieces[-1].end if pieces else self._clock.now()
-        dropped += self._forget(plan.evicted)
-        experts = sum(piece.end - piece.begin for piece in pieces)
-        copied = max([asked.at, *[t.done for t in asked.promoted + asked.fetched]])
-        self.now = end
-        if self._timeline is not None:
-            self._timeline.show(plan, start, asked.at, pieces)
-        return LayerTiming(
-            start,
-            asked.at - start,
-            end - asked.at - experts,
-            copied - asked.at,
-            experts,
-            end,
-            len(asked.late),
-            dropped,
-        )
-
-    def finish(self) -> int:
-        """Let what is in flight or queued land; return the time at which all is quiet, in ns."""
-        self.lanes.quiet()
-        if self._timeline is not None:
-            self._timeline.show_transfers()
-        return self._clock.now()
-
-    def landed(self, slice_id: int) -> bool:
-        """Return whether a planned-resident slice has arrived in memory."""
-        transfer = self._under_way.get(slice_id)
-        return transfer is None or transfer.landed
-
-    def queued_bytes(self) -> int:
-        """Return the bytes of prefetches that are queued or in flight."""
-        return sum(t.nbytes for t in self._under_way.values() if not t.landed)
-
-    def cancel(self, slices: Sequence[int]) -> list[int]:
-        """Withdraw the queued prefetches among *slices*; return those that had not started."""
-        waiting = [self._under_way[s] for s in slices if s in self._under_way]
-        withdrawn = [t.slice_id for t in self.lanes.withdraw(waiting)]
-        for s in withdrawn:
-            del self._under_way[s], self._held[s]
-        return withdrawn
-
-    def close(self) -> None:
-        """End all threads and let go of the memory; closing twice does nothing."""
-        self.lanes.close()
-        self._held.clear()
-        self._under_way.clear()
-
-    def __enter__(self) -> DiskMachine:
-        """Use the machine."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
+        return self._end(plan, start, asked, pieces, dropped)
 
     def _compute(
         self, plan: LayerPlan, x: Tensor, copies: list[Transfer], asked: int
@@ -265,48 +159,3 @@ class DiskMachine:
 
         self.lanes.until(lambda: bool(there()))
         return min(there(), key=lambda found: found[0])[1]
-
-    def _bring_warm(self, plan: LayerPlan) -> None:
-        """Read what *plan* needs and warm-up made resident, while the clock stands still."""
-        away = {*plan.fetch, *plan.skip, *plan.degrade}
-        warm = [s for s in plan.needed if s not in self._held and s not in away]
-        if not warm:
-            return
-        with self._clock.stopped():
-            for s in warm:
-                t = self._held[s] = Transfer(s, self._layout.nbytes[s], self.now, False)
-                t.slot = self.slots.take(t.nbytes)
-                self._file.read(s, t.slot)
-                t.start = t.done = self.now
-
-    def _make_room(self, plan: LayerPlan) -> None:
-        """Give the memory of what the batch will evict back at once, where it is not needed.
-
-        That changes no time: only what is queued or in flight has to be there until the end.
-        """
-        needed = set(plan.needed)
-        self._forget([s for s in plan.evicted if s not in needed and self._is_here(s)])
-
-    def _is_here(self, slice_id: int) -> bool:
-        return slice_id in self._held and self._held[slice_id].landed
-
-    def _forget(self, slices: Sequence[int]) -> int:
-        """Let go of *slices*, which left the plan; return the bytes of prefetches dropped."""
-        if not slices:
-            return 0
-        for s in slices:
-            self._under_way.pop(s, None)
-        return self.lanes.release([self._held.pop(s) for s in slices if s in self._held])
-
-
-def slots_for(layout: Layout, capacity: int, lanes: int) -> int:
-    """Return the bytes of slots that a cache of *capacity* bytes may come to need.
-
-    That is the cache, the largest batch (all experts of a layer), and what is in flight for nobody,
-    each slice in whole pages.
-    """
-    sizes = [aligned(n) for n in layout.nbytes]
-    rounded = max(size / max(n, 1) for size, n in zip(sizes, layout.nbytes, strict=True))
-    layers = range(0, len(sizes), layout.layer_slices)
-    batch = max(sum(sizes[at : at + layout.layer_slices]) for at in layers)
-    return min(int(capacity * rounded) + batch, sum(sizes)) + (lanes + 1) * max(sizes)

@@ -19,7 +19,7 @@ from moetier.sim.policy.base import Precision
 from moetier.sim.run import Result, Setting, TraceSource, set_up, simulate
 from moetier.sim.units import format_bytes
 from moetier.sim.warnings import modelled
-from moetier.validate.machines.disk import DiskMachine, Hidden, slots_for
+from moetier.validate.machines.disk import DiskMachine, Hidden
 from moetier.validate.machines.experts import Kernel
 from moetier.validate.machines.kernels.of_policy import kernel_of
 from moetier.validate.machines.pacing import Pace
@@ -30,6 +30,7 @@ from moetier.validate.machines.slices_file import (
     SlicesFile,
     write_slices,
 )
+from moetier.validate.machines.tier import slots_for
 
 
 class DiskMachines:

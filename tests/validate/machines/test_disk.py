@@ -23,13 +23,13 @@ from moetier.traces.geometry import Geometry
 from moetier.traces.synthetic import Synthetic
 from moetier.validate.machines.clock import Clock
 from moetier.validate.machines.direct import page_memory
-from moetier.validate.machines.disk import slots_for
 from moetier.validate.machines.experts import Experts, Levels, RandomHidden, Which, WholeKernel
 from moetier.validate.machines.pacing import Pace, wait_until
 from moetier.validate.machines.random_weights import Bytes
 from moetier.validate.machines.run import DiskMachines, disk_machine, run_on_disk
 from moetier.validate.machines.slices_file import SlicesFile, write_slices
 from moetier.validate.machines.slots import Slot
+from moetier.validate.machines.tier import slots_for
 
 PACE = Pace(100_000_000, 50_000)  # as the link of the profile
 AHEAD = {"eviction": "lru", "prefetch": "previous-token"}
