@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -247,7 +248,7 @@ def _write(search: Search, store: Store, rows: list[Row], choice: Choice) -> Non
         pd.DataFrame(choice.front).to_csv(temporary, index=False, lineterminator="\n")
     outcomes = {row["key"]: store.point(row["key"]) or LOST for row in rows}
     about = {
-        "versions": versions(),
+        "versions": versions() | {"optuna": version("optuna")},
         "fingerprints": {key: found.get("provenance") for key, found in outcomes.items()},
         "left_out": search.space.left_out,
         "rule": choice.rule,

@@ -13,6 +13,8 @@ from moetier.experiments.config import SWEEP_KEYS, load_run
 from moetier.experiments.files import find_file
 from moetier.experiments.papers import load_paper
 from moetier.experiments.runs import run
+from moetier.experiments.search import run_search
+from moetier.experiments.search_config import load_search
 from moetier.experiments.studies.locality import localities
 from moetier.experiments.sweep import check_plots, load_sweep, points_of, run_sweep
 from moetier.traces.errors import InputError
@@ -62,6 +64,11 @@ def test_every_yaml_loads_and_runs(name: str, tmp_path: Path) -> None:
     small = [] if "trace" in base else ["synthetic.tokens=2", "synthetic.prompt=2"]
     if "live" in base:
         small = ["base.evaluate.items=2"]
+    if "objectives" in data:
+        pytest.importorskip("optuna")
+        found = run_search(load_search(path, [*small, "trials=2"]), tmp_path)
+        assert found.trials["all"] == 2
+        return
     if not any(key in data for key in SWEEP_KEYS):
         assert run(load_run(path, small))["tokens"] == 2
         return

@@ -47,7 +47,7 @@ def test_every_part_can_be_made_from_the_ends_of_its_ranges(last: bool) -> None:
 
             kind = part if isinstance(part, str) else part["kind"]
             assert kind == option.label
-            assert compose({seam: part})
+            assert compose({seam: part}).parts
 
 
 def test_what_is_no_use_is_left_out_with_its_reason() -> None:
@@ -164,9 +164,9 @@ def test_labels_are_read_back_by_json() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rooting": ["exact", "cumsum"]}, r"unknown seam or key 'rooting'; did you mean 'routing'"),
+        ({"rooting": ["exact", "cumsum"]}, r"or key 'rooting'; did you mean 'routing'"),
         ({"routing": ["exact", "cumsun"]}, r"unknown routing 'cumsun'; did you mean 'cumsum'"),
-        ({"routing": [{"kind": "cumsum", "mas": [0, 1]}]}, r"no parameter 'mas'; did you mean 'mass'"),
+        ({"routing": [{"kind": "cumsum", "mas": [0, 1]}]}, r"'mas'; did you mean 'mass'"),
         ({"routing": [{"kind": "cumsum", "mass": 2}]}, r"parameter 'mass'"),
         ({"precision": ["full", "uniform"]}, r"parameter 'bits'"),
         ({"routing": [{"mass": 1}]}, r"with `kind`"),
