@@ -234,7 +234,7 @@ def _about(key: str, bound: Mapping[str, Any]) -> str:
     if bound.get("reason"):
         return str(bound["reason"])
     if key == "perfect_prefetch":
-        return f"{bound['depth']} layers ahead"
+        return f"{bound['depth']} layer{'s' * (bound['depth'] > 1)} ahead"
     if key == "belady":
         return "on demand, same capacity" + ("" if bound["optimal"] else "; slices differ in size")
     if key == "roofline" and bound["bound"] is not None:

@@ -86,8 +86,10 @@ def test_the_cliff_of_lru(toy: Toy) -> None:
 
 
 def test_perfect_prefetch_hides_a_copy_as_long_as_an_expert(toy: Toy) -> None:
-    found = headroom(toy(2 * EXPERT))["perfect_prefetch"]
+    every = headroom(toy(2 * EXPERT))
 
+    assert rows_of(every)[2]["about"] == "1 layer ahead"
+    found = every["perfect_prefetch"]
     assert found["tpot_ms"] == pytest.approx((DENSE + EXPERT) * NS)
     assert found["depth"] == 1
     assert found["tpot_gain"] == pytest.approx(1 - (DENSE + EXPERT) / (DENSE + 2 * EXPERT))
