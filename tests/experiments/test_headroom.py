@@ -146,6 +146,14 @@ def test_belady_has_nothing_to_win_against_itself(toy: Toy) -> None:
     assert found["belady"]["tpot_gain"] == found["belady"]["miss_rate_gap"] == 0
 
 
+def test_belady_is_on_demand(toy: Toy) -> None:
+    early = headroom(toy(2 * EXPERT, {"prefetch": "oracle"}))
+    late = headroom(toy(2 * EXPERT))
+
+    assert early["belady"]["tpot_ms"] == late["belady"]["tpot_ms"]
+    assert early["roofline"]["link_ms"] == late["roofline"]["link_ms"]
+
+
 def test_belady_is_given_to_the_fastest_tier_alone(toy: Toy) -> None:
     policy = {"eviction": {"hbm": "lru", "dram": "fifo"}}
     config = toy(80, policy, three=SECOND, dram="80 B")

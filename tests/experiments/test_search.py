@@ -255,11 +255,15 @@ def test_a_run_that_breaks_is_a_failure_and_is_tried_again(
 
 
 def test_a_torn_last_line_is_forgotten(keys: dict[str, Any], tmp_path: Path) -> None:
-    found = go(keys, tmp_path)
-    with (tmp_path / "journal.log").open("a") as journal:
-        journal.write('{"op_code": 4, "wor')
+    whole = go(keys, tmp_path)
+    before = contents(tmp_path)
+    path = tmp_path / "journal.log"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-3]) + lines[-3][:9])
 
-    assert go(keys, tmp_path) == found
+    assert go(keys, tmp_path) == whole
+    assert contents(tmp_path) == before
+    assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
 def test_the_kept_config_is_the_search(finished: tuple[Path, Found]) -> None:
