@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from moetier.experiments.config import RunConfig, SyntheticConfig
 from moetier.experiments.files import find_file, inside
 from moetier.sim.policy.compose import expand
-from moetier.sim.policy.seams import DEFAULTS
+from moetier.sim.policy.seams import DEFAULTS, SEAMS
 from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry, load_geometry
 from moetier.traces.io import ArrayTrace, TraceReader
@@ -58,7 +59,7 @@ def open_source(config: RunConfig) -> Opened:
 def _recorded(config: RunConfig) -> Opened:
     """Return the trace or the synthetic routing of *config*."""
     if config.synthetic is not None:
-        return _synthetic(config.synthetic.model_dump_json())
+        return _synthetic(config.synthetic.model_dump_json(), _needs_scores(config))
     assert config.trace is not None
     with inside("trace"):
         opened = open_trace_file(config.trace, with_scores=_reads_scores(config))
@@ -83,13 +84,13 @@ def _trace(path: Path, with_scores: bool, mtime_ns: int, size: int) -> Opened:
 
 
 @lru_cache(maxsize=4)
-def _synthetic(text: str) -> Opened:
+def _synthetic(text: str, scores: bool) -> Opened:
     spec = SyntheticConfig.model_validate_json(text)
     arguments = spec.model_dump()
     geometry = load_geometry(arguments.pop("geometry"))
-    source = Synthetic(geometry, **arguments)
+    source = Synthetic(geometry, **arguments, scores=scores)
     rows = (spec.prompt + spec.tokens) * spec.requests * geometry.n_moe_layers
-    held = rows * _row_bytes(source.header, False) < HELD_BYTES
+    held = rows * _row_bytes(source.header, scores) < HELD_BYTES
     content = json.dumps([arguments, geometry.model_dump(mode="json")], sort_keys=True)
     fingerprint = hashlib.sha256(content.encode()).hexdigest()
     return Opened(ArrayTrace.of(source) if held else source, fingerprint)
@@ -108,6 +109,19 @@ def _reads_scores(config: RunConfig) -> bool:
     seams = expand(config.policy)
     return any(
         seams[seam] != DEFAULTS[seam] for seam in ("routing", "precision", "prefetch", "miss")
+    )
+
+
+def _needs_scores(config: RunConfig) -> bool:
+    """Return whether a part cannot do without router scores; they change no choice."""
+    kinds = (
+        (seam, value["kind"] if isinstance(value, Mapping) and "kind" in value else value)
+        for seam, value in expand(config.policy).items()
+    )
+    return any(
+        getattr(SEAMS[seam].get(kind), "needs_scores", False)
+        for seam, kind in kinds
+        if isinstance(kind, str)
     )
 
 

@@ -194,3 +194,18 @@ def test_what_is_not_known_does_not_have_to_agree() -> None:
 
 def test_a_popularity_trace_opens_by_itself(trace: Path) -> None:
     assert open_trace_file(str(trace)).source.header.geometry.name == "moe-tiny"
+
+
+def test_made_up_routing_has_scores_for_a_policy_that_needs_them() -> None:
+    synthetic = {"geometry": "moe-tiny", "tokens": 3}
+    plain, routed = (
+        open_source(RunConfig(synthetic=synthetic, hardware="rtx-4090", policy=policy))
+        for policy in ("on-demand", "cache-prior")
+    )
+
+    assert plain.source.header.score_kind == "none"
+    assert routed.source.header.score_kind == "logits"
+    assert plain.fingerprint == routed.fingerprint  # they route alike
+    assert [b.experts for b in plain.source.batches()] == [
+        b.experts for b in routed.source.batches()
+    ]
