@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -21,7 +21,8 @@ from moetier.experiments.overrides import apply_overrides
 from moetier.sim.hardware import Profile, load_profile
 from moetier.sim.machine.hierarchy import build_hierarchy
 from moetier.sim.policy.compose import compose, name_of
-from moetier.sim.units import Bytes, Share, parse_bytes, parse_share
+from moetier.sim.throughput import PositiveRate
+from moetier.sim.units import Bytes, Share, Time, parse_bytes, parse_share
 from moetier.sim.yaml_input import check, read_yaml
 from moetier.traces.errors import InputError
 from moetier.traces.formats import FORMATS
@@ -109,6 +110,21 @@ class EvaluateConfig(_Block):
     seed: int = Field(default=0, ge=0)  # of the tasks' items
 
 
+class MachineConfig(_Block):
+    """What performs a live run: `simulated` time, or a real `disk` that the experts are read from.
+
+    *lanes* threads read, by default as many as the link of the profile has lanes. Each is held to
+    *pace* bytes/s after *latency* per slice, or reads as fast as it can. The file of the experts is
+    in *folder*, by default where the system keeps temporary files, and removed after the run.
+    """
+
+    kind: Literal["simulated", "disk"] = "simulated"
+    lanes: int | None = Field(default=None, ge=1, le=64)
+    pace: PositiveRate | None = None
+    latency: Time = 0
+    folder: str | None = None
+
+
 class RunConfig(_Block):
     """One run: a source of routing, a machine and a policy. The keys are a contract."""
 
@@ -130,6 +146,7 @@ class RunConfig(_Block):
     measure: MeasureConfig = MeasureConfig()
     kv_bytes: int = Field(default=2, ge=1, le=4)  # of one number in the key/value cache
     evaluate: EvaluateConfig = EvaluateConfig()
+    machine: MachineConfig | None = None  # of a live run; default: simulated
 
     @model_validator(mode="after")
     def _one_source(self) -> RunConfig:
@@ -141,6 +158,8 @@ class RunConfig(_Block):
             raise ValueError("a live model has no routing of its `own` yet; name a trace")
         if "evaluate" in self.model_fields_set and self.live is None:
             raise ValueError("`evaluate` says what a live model is asked, and none is given")
+        if self.machine is not None and self.live is None:
+            raise ValueError("`machine` says what performs a live model's run, and none is given")
         if self.model is not None and self.trace is None:
             raise ValueError(f"model '{self.model}' completes a trace, and none is given; drop it")
         return self

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from moetier.validate.evaluate import Loaded
     from moetier.validate.evaluate_questions import Question
     from moetier.validate.lm_eval import Tasks
+    from moetier.validate.machines.live_disk import OnDisk
 
 SAMPLE = "moe-tiny"
 CACHE = "MOETIER_CACHE"
@@ -86,11 +87,33 @@ def run_live(
             calibration=_calibration(config, questions),
             progress=progress,
             asking=asking,
+            disk=_disk(config),
         )
     said = outcome(config, result, fingerprint, digest.hex())
     packages = (*PACKAGES, *(("lm_eval",) if tasks else ()))
     said["provenance"] |= {package: version(package) for package in packages}
     return said, result.failure
+
+
+def _disk(config: RunConfig) -> OnDisk | None:
+    """Return how the experts of *config* live on a disk; None where time is simulated."""
+    asked = config.machine
+    if asked is None or asked.kind == "simulated":
+        return None
+    from moetier.validate.machines.live_disk import OnDisk
+    from moetier.validate.machines.pacing import Pace
+
+    if asked.pace is None and asked.latency:
+        raise InputError(
+            "a latency without a pace is kept by nothing",
+            where="machine.latency",
+            way_out="give `pace`, such as 200 MB/s, or leave the latency out",
+        )
+    folder = None if asked.folder is None else Path(asked.folder)
+    if folder is not None and not folder.is_dir():
+        raise InputError("is not a folder", where=folder, way_out="name one for `machine.folder`")
+    pace = None if asked.pace is None else Pace(asked.pace, asked.latency)
+    return OnDisk(asked.lanes, pace, folder)
 
 
 def checkpoint(text: str) -> Path:

@@ -23,6 +23,8 @@ def resolved(config: RunConfig) -> dict[str, Any]:
             del data[source]
     if config.live is None:
         del data["evaluate"]
+    if config.machine is None:
+        del data["machine"]
     data["policy"] = full_policy(config.policy)
     return data
 

@@ -23,7 +23,7 @@ from moetier.sim.policy.base import Miss, Precision, Prefetch, Routing
 from moetier.sim.policy.compose import Policy, compose
 from moetier.sim.records import OnColumns
 from moetier.sim.run import Result, Setting, set_up
-from moetier.sim.warnings import limitations, warnings_of
+from moetier.sim.warnings import limitations, modelled, warnings_of
 from moetier.traces.capture.header import build_header
 from moetier.traces.capture.load import load_model
 from moetier.traces.capture.probe import probe
@@ -43,6 +43,7 @@ from moetier.validate.live import Driver
 from moetier.validate.live_channels import reading_channels
 from moetier.validate.live_generate import Output
 from moetier.validate.live_precision import computed_at
+from moetier.validate.machines.live_disk import OnDisk, on_disk
 
 SMALL_EXPERTS = 1 << 20
 """Below as many weights an expert is computed by one thread: handing out costs more than it saves
@@ -86,6 +87,7 @@ def evaluate(
     calibration: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
     asking: Asking | None = None,
+    disk: OnDisk | None = None,
 ) -> Evaluation:
     """Run the policy of *setting* inside the model at *checkpoint* while it answers *items*.
 
@@ -105,6 +107,7 @@ def evaluate(
         calibration: Texts, none of them asked about, that thresholds of channels are set on.
         progress: Called with (requests done, requests in all), the plain model's included.
         asking: Makes what is asked, in place of the *items*.
+        disk: Let the experts really live in a file and measure; without it, time is simulated.
 
     Raises:
         InputError: If the model cannot be driven, or the policy cannot be run inside one.
@@ -135,13 +138,9 @@ def evaluate(
             _check_weights(header, setting)
             _check_predictor(setting, told)
             stage = set_up(header, setting, asked.extent(), has_future=False)
-            driver = Driver(
-                stage, setting, sinks=sinks, on_plan=on_plan, on_span=on_span, popularity=popularity
-            )
             plain = Plain(model, header.provenance.model_fingerprint or "", plain_folder)
             count = Count(progress, 2 * (len(asked.requests) + len(asked.long)))
             with (
-                computed_at(seen.layers, stage.policy.precision),
                 attached(told, model) if told is not None else nullcontext() as running,
                 reading_channels(
                     model,
@@ -151,7 +150,16 @@ def evaluate(
                     folder=sketch_folder,
                     progress=progress,
                 ) as screen,
+                (
+                    computed_at(seen.layers, stage.policy.precision)
+                    if disk is None
+                    else on_disk(model, seen.layers, header, stage, disk, channels=screen)
+                ) as living,
             ):
+                driver = (Driver if living is None else living.driver)(
+                    stage, setting, sinks=sinks, on_plan=on_plan, on_span=on_span,
+                    popularity=popularity,
+                )  # fmt: skip
                 scores = _reads_scores(stage.policy) or running is not None
                 live = LiveModel(model, seen, running, with_scores=scores, screen=screen)
                 found = asked.run(live, driver, count)
@@ -170,13 +178,16 @@ def evaluate(
     if difference is not None and not stage.policy.alters_output:
         failure = f"policy '{stage.policy.name}' says it is lossless, but {difference}"
     top_k = header.geometry.top_k
+    said = [*_limitations(header, setting, stage.policy, stage.expert_ops, how)]
+    said += [*stage.costs.remarks, *asked.remarks()]
+    if living is not None:
+        untrue = modelled(setting.profile)
+        said = [*living.limitations, *(text for text in said if text not in untrue)]
     return Evaluation(
         metrics=metrics,
         warnings=warnings_of(stage.policy, stage.layout, stage.capacities[0], top_k, metrics),
         known_limitations=[
-            *_limitations(header, setting, stage.policy, stage.expert_ops, how),
-            *stage.costs.remarks,
-            *asked.remarks(),
+            *said,
             *([told.assumption] if told is not None and told.assumption else []),
         ],
         elapsed_ns=driver.elapsed_ns,

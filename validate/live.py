@@ -66,10 +66,7 @@ class Driver:
         timing = self.machine.execute(plan)
         if self.recording:
             self._recorder.add(plan, timing)
-        levels = self._levels(plan.batch, plan.degrade)
-        if plan.batch is batch and not plan.skip and levels is None:
-            return None
-        return chosen(plan, self._layout, levels, renormalise=self._renormalise)
+        return self._choice(batch, plan)
 
     def finish(self) -> None:
         """End the record: hand it on, let copies land, and note when all was quiet.
@@ -79,6 +76,13 @@ class Driver:
         self._recorder.flush()
         self.elapsed_ns = self.machine.finish()
         self.recording = False
+
+    def _choice(self, batch: LayerBatch, plan: LayerPlan) -> Choice | None:
+        """Return what *plan* makes of *batch*; None where it leaves it as it was."""
+        levels = self._levels(plan.batch, plan.degrade)
+        if plan.batch is batch and not plan.skip and levels is None:
+            return None
+        return chosen(plan, self._layout, levels, renormalise=self._renormalise)
 
     def _while_recording(self, hear: Callable[[T], None]) -> Callable[[T], None]:
         def tell(what: T) -> None:

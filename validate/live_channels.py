@@ -64,13 +64,18 @@ class ChannelReader:
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the experts as `screen` said, (T, H); rows that nobody asked about keep none."""
         hidden, ids, weights = arguments(args, kwargs)
-        kept = self._mask(ids)
-        made = self.channels.forward(hidden, ids, weights, lambda scores: kept)
+        return self.compute(self.channels, hidden, ids, weights, self.mask(ids))
+
+    def compute(
+        self, channels: ChannelExperts, hidden: Tensor, ids: Tensor, weights: Tensor, kept: Tensor
+    ) -> Tensor:
+        """Compute experts of *channels* from what is *kept*, and forget what was screened."""
+        made = channels.forward(hidden, ids, weights, lambda scores: kept)
         self._keys = self._keys[:0]
         return made.out
 
-    def _mask(self, ids: Tensor) -> Tensor:
-        """Return what was kept for *ids*, (T, K), as (T, K, I)."""
+    def mask(self, ids: Tensor) -> Tensor:
+        """Return what `screen` kept for *ids*, (T, K), as (T, K, I)."""
         wanted = self._of(torch.arange(len(ids)).unsqueeze(1), ids)
         n_channels = self.channels.matrices.up.shape[1]
         found = torch.zeros(len(wanted), n_channels, dtype=torch.bool)

@@ -28,6 +28,13 @@ def evaluate(
     fewshot: Annotated[
         int | None, typer.Option(min=0, help="Examples before each document of --lm-eval.")
     ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            help="What performs the run: `simulated` time, or a real `disk` from which the experts "
+            "are read; the same as machine.kind."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the records (Parquet), result and config.")
     ] = None,
@@ -42,6 +49,8 @@ def evaluate(
     overrides = list(set_ or [])
     if items is not None and not lm_eval:
         overrides.append(f"evaluate.items={items}")
+    if machine is not None:
+        overrides.append(f"machine.kind={machine}")
     run_config = load_run(config, overrides)
     if run_config.live is None:
         raise InputError(

@@ -152,6 +152,12 @@ class SlicesFile:
         """Read a slice into *slot*; raises as `DirectFile.read` does."""
         self.file.read(self._offsets[slice_id], slot.memory, self.nbytes[slice_id])
 
+    def read_aside(self, slice_id: int) -> Slot:
+        """Return a slice in memory of its own; raises as `DirectFile.read` does."""
+        slot = Slot(page_memory(self.nbytes[slice_id]), self.nbytes[slice_id])
+        self.read(slice_id, slot)
+        return slot
+
     def verify(self, slices: Iterable[int] | None = None) -> None:
         """Compare *slices*, or all, with their checksums.
 

@@ -73,6 +73,12 @@ class ChannelExperts:
         turn = rotation(n_hidden, settings.seed)
         return cls(matrices, sketch, settings, turn, estimator)
 
+    def only(self, used: Tensor, matrices: ExpertMatrices) -> ChannelExperts:
+        """Return the experts *used*, (U), with *matrices* (U, ...) in place of the model's own."""
+        sketch = Sketch.of({name: value[used] for name, value in self.sketch.tensors().items()})
+        estimator = None if self.estimator is None else self.estimator[used]
+        return ChannelExperts(matrices, sketch, self.settings, self.rotation, estimator)
+
     def cost(self, bytes_per_weight: int | None = None) -> ChannelCost:
         """Return what an expert's channels cost to read, by default as the model stores them."""
         _, n_channels, n_hidden = self.matrices.up.shape
