@@ -33,10 +33,11 @@ def test_every_row_has_the_keys_of_the_contract(rows: list[dict[str, Any]]) -> N
         "previous-token",
         "previous-token-saturated",
         "window-aware",
+        "bit-sliced",
         "tokens-linear",
         "experts-independent",
         "startup",
-        *(["evaluate-overhead"] if models else []),
+        *(["evaluate-overhead", "evaluate-bit-sliced"] if models else []),
     ]
     for item in rows:
         assert {"name", "rate", "peer_rate", "ratio", "repeats", "unit"} <= set(item)

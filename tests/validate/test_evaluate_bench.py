@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="validation needs the extra 'models'"
 from moetier.experiments.bench import _evaluate_overhead  # needs torch
 from moetier.validate.evaluate_bench import overhead
 
+SLICED_LIMIT = 3.0
 LIMIT = 2.0
 """On-demand LRU inside moe-tiny takes at most this many times what moe-tiny takes alone."""
 
@@ -26,7 +27,7 @@ def test_both_arms_are_timed_in_turn() -> None:
 
 @pytest.mark.slow
 def test_the_row_says_how_much_more_an_evaluation_takes() -> None:
-    row = _evaluate_overhead(1)
+    row = _evaluate_overhead("evaluate-overhead", 1)
 
     assert row["name"] == "evaluate-overhead"
     assert row["overhead"] == pytest.approx(row["peer_rate"] / row["rate"])
@@ -38,3 +39,10 @@ def test_evaluating_costs_at_most_twice_the_model() -> None:
     found = overhead(repeats=7)
 
     assert median(found.evaluated) <= LIMIT * median(found.plain)
+
+
+@pytest.mark.benchmark
+def test_evaluating_bit_slices_costs_at_most_three_times_the_model() -> None:
+    found = overhead(repeats=7, policy="slicemoe")
+
+    assert median(found.evaluated) <= SLICED_LIMIT * median(found.plain)
