@@ -55,6 +55,9 @@ class LiveDisk(DiskTier):
         """Return the bytes of *slices*; what no plan has brought is read aside, uncounted."""
         found = [self._held[s].slot if s in self._held else None for s in slices]
         if None in found:
+            away = {s for s, slot in zip(slices, found, strict=True) if slot is None}
+            if self._open is not None and not away.isdisjoint(self._open[0].needed):
+                raise RuntimeError(f"slices {sorted(away)} are needed and not there")
             with self._clock.stopped():
                 found = [
                     self._file.read_aside(s) if slot is None else slot

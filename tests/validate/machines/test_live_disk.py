@@ -129,6 +129,18 @@ def test_tokens_logits_decisions_and_bytes_are_those_of_a_simulated_run(
             assert real.rows[name].tolist() == sim.rows[name].tolist(), name
 
 
+@pytest.mark.parametrize("kind", ["window-aware", "previous-token"])
+def test_a_policy_that_asks_for_lateness_loses_nothing(kind: str, tiny: Loaded) -> None:
+    """Its decisions follow the real lanes, and so may differ; what the model says does not."""
+    prefetch: dict[str, Any] = {"kind": "window-aware", "predictor": "router-reuse", "depth": [1]}
+    if kind == "previous-token":
+        prefetch = {"kind": "previous-token", "cancel": True}
+    seen = run(tiny, {"eviction": "lru", "prefetch": prefetch}, OnDisk(pace=Pace(100_000_000)))
+
+    assert seen.result.metrics["lossless"]
+    assert seen.rows["prefetch_bytes"].sum() > 0
+
+
 def test_times_are_measured_and_add_up(tiny: Loaded) -> None:
     rate = 200_000_000
     seen = run(tiny, "previous-token", OnDisk(lanes=2, pace=Pace(rate, 100_000)))
@@ -164,7 +176,7 @@ def test_nothing_is_read_but_what_was_ordered(tiny: Loaded, monkeypatch: Any) ->
         return really(file, slice_id)
 
     monkeypatch.setattr(SlicesFile, "read_aside", noted)
-    for policy in ("previous-token", "degraded", "skip", "blocks"):
+    for policy in ("static", "previous-token", "degraded", "skip", "blocks"):
         run(tiny, (LOSSLESS | LOSSY)[policy], OnDisk(), items=held_out_items(1)[:1])
 
         assert aside == [], policy
