@@ -29,7 +29,6 @@ from moetier.traces.errors import InputError
 from moetier.traces.files import replacing
 from moetier.traces.geometry import Geometry
 from moetier.validate.machines.direct import PAGE, DirectFile, aligned, page_memory
-from moetier.validate.machines.random_weights import random_weights
 from moetier.validate.machines.slots import Slot
 
 TAIL = struct.Struct("<QI4s")  # of the index: length, crc32; mark
@@ -117,15 +116,6 @@ def write_slices(
             raise _full(target, end, shutil.disk_usage(target.parent).free) from error
         raise InputError(f"cannot be written: {error.strerror}", where=target) from error
     return index
-
-
-def synthetic(layout: Layout, weights: str, fan_in: int, seed: int = 0) -> Content:
-    """Return content of random weights; slice by slice the same for the same *seed*."""
-
-    def of(slice_id: int) -> npt.ArrayLike:
-        return random_weights(layout.nbytes[slice_id], weights, fan_in, seed, slice_id)
-
-    return of
 
 
 class SlicesFile:
