@@ -16,7 +16,7 @@ EXACT = ("speculating-experts", "specprefetch", "slicemoe")
 
 
 def figure(**given: Any) -> Figure:
-    return Figure(**({"published": 2.0, "what": "W"} | given))
+    return Figure.model_validate({"published": 2.0, "what": "W"} | given)
 
 
 @pytest.mark.parametrize(

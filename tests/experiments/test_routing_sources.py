@@ -197,7 +197,7 @@ def test_a_popularity_trace_opens_by_itself(trace: Path) -> None:
 
 
 def test_made_up_routing_has_scores_for_a_policy_that_needs_them() -> None:
-    synthetic = {"geometry": "moe-tiny", "tokens": 3}
+    synthetic = SyntheticConfig(geometry="moe-tiny", tokens=3)
     plain, routed = (
         open_source(RunConfig(synthetic=synthetic, hardware="rtx-4090", policy=policy))
         for policy in ("on-demand", "cache-prior")
