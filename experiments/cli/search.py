@@ -125,7 +125,7 @@ def _draw(loaded: Search, folder: Path) -> list[str]:
     from moetier.traces.errors import InputError
 
     table = Store(folder).results()
-    met = table["feasible"] == True  # noqa: E712 - a column, null where a run failed
+    met = table["feasible"].eq(True)  # null where a run failed
     told = [name for name in table.columns if name.startswith("policy.")]  # too long for notes
     table = (table.loc[met] if met.any() else table).drop(columns=told).reset_index(drop=True)
     first, *others = [
