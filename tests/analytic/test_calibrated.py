@@ -125,14 +125,14 @@ def test_a_kernel_that_was_not_measured_falls_back_to_the_roofline(play: Any) ->
     )
 
     assert seen.column("expert_ns") == plain.column("expert_ns")
-    assert any("kernel 'codes'" in text for text in seen.result.known_limitations)
+    assert any("kernel 'codes-4'" in text for text in seen.result.known_limitations)
     assert not any("kernel" in text for text in plain.result.known_limitations)
 
 
 def test_a_measured_kernel_is_used_for_the_precision_that_names_it(play: Any) -> None:
     sizes = {"hidden": 8, "moe_intermediate": 4, "heads": 1, "kv_heads": 1, "head_dim": 8}
     trace = toy_trace(toy_header(400, **sizes), [[[0]]])
-    profile = machine(experts=[expert(400, 1, 1), expert(62, 1, 5000, "codes")])
+    profile = machine(experts=[expert(400, 1, 1), expert(62, 1, 5000, "codes-4")])
     policy = {"precision": {"kind": "uniform", "bits": 4}}
     seen = play(trace, profile, policy, capacity={"hbm": 1600})
     size = seen.column("fetch_bytes")[0]

@@ -16,6 +16,7 @@ import torch
 
 from moetier.sim.hardware import Profile
 from moetier.sim.machine.work import dense_work
+from moetier.sim.policy.base import Precision
 from moetier.sim.records import Columns
 from moetier.sim.run import Setting, simulate
 from moetier.sim.units import format_rate
@@ -27,18 +28,17 @@ from moetier.traces.synthetic import Synthetic
 from moetier.validate.calibrate.device import DensePoint, Memory
 from moetier.validate.calibrate.power import energy_uj
 from moetier.validate.calibrate.scratch import Pieces, scratch_file
+from moetier.validate.calibrate.ways import ways, whole
 from moetier.validate.identity import DISK, identity
 from moetier.validate.machines.dense import Dense
-from moetier.validate.machines.direct import DirectFile, aligned, page_memory
-from moetier.validate.machines.experts import Experts, RandomHidden, WholeKernel
+from moetier.validate.machines.direct import DirectFile, aligned
+from moetier.validate.machines.experts import RandomHidden, WholeKernel
 from moetier.validate.machines.lanes import LaneSet
 from moetier.validate.machines.pacing import Pace
-from moetier.validate.machines.random_weights import random_weights
 from moetier.validate.machines.run import disk_machine, pack_synthetic
-from moetier.validate.machines.slots import Slot, SlotPool, free_memory
+from moetier.validate.machines.slots import SlotPool, free_memory
 
 FILE_BYTES = 1 << 30
-UNCACHED = 1 << 28  # bytes of different experts in turn, more than caches hold
 LAYERS = 4  # of the model whose dense part is timed, in turn
 WAVES = 4  # copies of each lane in one repeat
 PIECE = 1 << 20  # bytes of a copy that keeps a lane busy
@@ -59,8 +59,9 @@ class DiskDevice:
         lanes: int,
         pace: Pace | None,
         threads: int,
+        precisions: Sequence[Precision] = (),
     ) -> None:
-        """Make the weights.
+        """Make the weights: of whole experts, and of those that *precisions* store.
 
         Raises:
             InputError: If no kernel computes *weights*, sizes are unknown, or memory is short.
@@ -69,16 +70,17 @@ class DiskDevice:
         self.lanes, self._pace, self._file = lanes, pace, file
         self.expert_ops = 2 * geometry.expert_weights
         kernel = WholeKernel(geometry, weights)
-        self.kernels = {kernel.name: kernel.nbytes}
+        self._ways = whole(kernel)
+        for precision in precisions:
+            self._ways |= ways(precision, geometry, weights)
+        self.kernels = {name: way.nbytes for name, way in self._ways.items()}
         self.identity = identity(DISK, folder) | {
             "threads": str(threads), "format": weights, "machine": "disk",
         }  # fmt: skip
         self.tiers = (
-            Memory("dram", free_memory() or UNCACHED, "memory that was free"),
+            Memory("dram", free_memory() or FILE_BYTES, "memory that was free"),
             Memory("disk", disk_usage(folder).total, f"the file system of {folder.resolve()}"),
         )
-        self._experts = Experts(kernel)
-        self._slots = self._make_slots(kernel.nbytes, weights, geometry)
         cut = _cut(geometry)
         header = Header(geometry=cut, weights=weights, provenance=Provenance(kind="synthetic"))
         self._work = dense_work(header, weights)
@@ -115,11 +117,13 @@ class DiskDevice:
 
     def experts(self, kernel: str, count: int, tokens: int) -> int:
         """Compute a batch as the disk machine does, without waiting."""
+        way = self._ways[kernel]
         batch = LayerBatch(0, DECODE, 0, tokens, tokens, list(range(count)) * tokens)
-        x, routed = self._hidden(batch), self._experts.routed(batch, range(count))
+        x = self._hidden(batch).to(way.experts.kernel.dtype)
+        routed = way.experts.routed(batch, range(count))
         begin = perf_counter_ns()
-        outputs = {e: self._experts.run([next(self._slots)], routed[e], x) for e in routed}
-        self._experts.add_up(outputs, routed, x)
+        outputs = {e: way.experts.run(next(way.slots), routed[e], x) for e in routed}
+        way.experts.add_up(outputs, routed, x)
         return perf_counter_ns() - begin
 
     def dense(self, point: DensePoint) -> int:
@@ -219,16 +223,6 @@ class DiskDevice:
             self._open = (nbytes, lanes), LaneSet(pieces, lanes, self._pace, slots=slots)
         return self._open[1]
 
-    def _make_slots(self, nbytes: int, weights: str, geometry: Geometry) -> Iterator[Slot]:
-        """Return slots of random experts, again and again."""
-        drawn = random_weights(nbytes, weights, geometry.hidden or 1, 0).tobytes()
-        slots = []
-        for _ in range(max(-(-UNCACHED // nbytes), 2) if nbytes > PIECE else 64):
-            memory = page_memory(nbytes)
-            memory[:nbytes] = drawn
-            slots.append(Slot(memory, nbytes))
-        return cycle(slots)
-
     def _host_times(self) -> list[int]:
         """Run a tiny model with as many experts, all of them in memory; return ns per layer."""
         geometry = _tiny(self._geometry)
@@ -263,9 +257,12 @@ def disk_device(
     lanes: int = 1,
     pace: Pace | None = None,
     threads: int = 1,
+    precisions: Sequence[Precision] = (),
     file_bytes: int = FILE_BYTES,
 ) -> Iterator[DiskDevice]:
     """Yield a disk as a device; at the end its file and threads are gone.
+
+    Beside whole experts in the format *weights*, those that *precisions* store are timed.
 
     Raises:
         InputError: If *folder* or memory do not suffice, or the model cannot be computed.
@@ -275,7 +272,15 @@ def disk_device(
         torch.set_num_threads(threads)
         device = None
         try:
-            device = DiskDevice(geometry, weights, file, lanes=lanes, pace=pace, threads=threads)
+            device = DiskDevice(
+                geometry,
+                weights,
+                file,
+                lanes=lanes,
+                pace=pace,
+                threads=threads,
+                precisions=precisions,
+            )
             yield device
         finally:
             torch.set_num_threads(before)

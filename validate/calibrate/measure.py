@@ -56,17 +56,22 @@ class Figures:
         ns = self.copies[nbytes, lanes].ns - self.latency
         return max(nbytes * lanes * 1_000_000_000 // ns, 1)
 
-    def overhead(self, kernel: str) -> int:
-        """Return what a batch costs beside its experts, in ns.
+    @property
+    def overhead(self) -> int:
+        """Return what a batch costs beside its experts, in ns: the least that any kernel shows.
 
         A batch of k experts takes overhead + k * expert, and so does one of one.
         """
+        kernels = {kernel for kernel, _, _ in self.experts}
+        return max(0, min(map(self._overhead, kernels)))
+
+    def _overhead(self, kernel: str) -> int:
         alone, together = (self.experts[kernel, 1, count].ns for count in (1, TOGETHER))
-        return max(0, (TOGETHER * alone - together) // (TOGETHER - 1))
+        return (TOGETHER * alone - together) // (TOGETHER - 1)
 
     def expert(self, kernel: str, tokens: int) -> int:
         """Return what one expert takes of a batch, in ns."""
-        took = self.experts[kernel, tokens, TOGETHER].ns - self.overhead(kernel)
+        took = self.experts[kernel, tokens, TOGETHER].ns - self.overhead
         return max(ceil_div(took, TOGETHER), 1)
 
     @property

@@ -15,6 +15,7 @@ from moetier.traces.files import replacing
 from moetier.validate.calibrate.device import Device
 from moetier.validate.calibrate.measure import TOGETHER, TOKENS, Figures
 from moetier.validate.calibrate.samples import Sample
+from moetier.validate.calibrate.ways import kernel_name
 
 
 def profile_of(name: str, device: Device, figures: Figures, model: str) -> Profile:
@@ -90,15 +91,14 @@ def _link(device: Device, figures: Figures, date: str, remarks: list[str]) -> di
 
 
 def _compute(device: Device, figures: Figures, date: str, ops: int) -> dict[str, Any]:
-    overheads = {kernel: figures.overhead(kernel) for kernel in device.kernels}
     found: dict[str, Any] = {
         "tier": device.tiers[0].name,
         "peak": f"{ops} OP/s",
-        "overhead": f"{max(overheads.values())} ns",
+        "overhead": f"{figures.overhead} ns",
         "host_time_per_layer": f"{figures.host.ns} ns",
         "experts": [
             {
-                "kernel": kernel,
+                "kernel": kernel_name(kernel),
                 "nbytes": f"{nbytes} B",
                 "tokens": tokens,
                 "time": f"{figures.expert(kernel, tokens)} ns",

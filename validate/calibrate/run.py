@@ -30,11 +30,12 @@ def calibrate(
 ) -> Profile:
     """Measure *machine* in about *seconds* and write a profile of it to *out*, which is replaced.
 
-    *geometry* and *weights* say which experts and dense parts are timed; *folder* is where the
-    expert file of later runs lies. *given* goes to the machine: lanes, pace, threads.
+        *geometry* and *weights* say which experts and dense parts are timed; *folder* is where the
+    where the expert file of later runs lies. *given* goes to the machine: lanes, pace, threads, and
+        *precisions*, whose ways to compute an expert are timed beside whole ones.
 
-    Raises:
-        InputError: If there is no such machine here, or it cannot do what is asked.
+        Raises:
+            InputError: If there is no such machine here, or it cannot do what is asked.
     """
     target = Path(out)
     _check_target(target)

@@ -31,7 +31,6 @@ class BitSliced(Precision):
 
     alters_output = True
     needs_weights = True
-    kernel = "bit-sliced"
     example: ClassVar[dict[str, Any]] = {"group": 4}  # divides the rows of a toy
 
     def __init__(
@@ -43,6 +42,7 @@ class BitSliced(Precision):
         self.bits, self.group = bits, group
         self.theta = float(np.float32(theta))  # as weights are: 0.1 is not below 0.1
         high, low = bits
+        self.kernel = f"bit-sliced-{high}-{low}"
         self.formats = (
             ExpertFormat(high, group=group),
             ExpertFormat(low, inside=high, group=group),

@@ -22,7 +22,6 @@ class Uniform(Precision):
     """
 
     alters_output = True
-    kernel = "codes"
 
     def __init__(self, bits: int, group: int = 32) -> None:
         if not 1 <= bits <= 16:
@@ -31,6 +30,7 @@ class Uniform(Precision):
             raise InputError(f"precision 'uniform': group is {group}", way_out="use at least 1")
         self.bits, self.group = bits, group
         self.formats = (ExpertFormat(bits, group=group),)
+        self.kernel = f"codes-{bits}"
 
     def layout(self, expert_bytes: Sequence[int], geometry: Geometry) -> Layout:
         check_bits("uniform", self.bits, expert_bytes, geometry)

@@ -13,13 +13,17 @@ torch = pytest.importorskip("torch")
 
 from moetier.experiments.cli import app  # noqa: E402
 from moetier.sim.hardware import load_profile  # noqa: E402
+from moetier.sim.policy.precision.bit_sliced import BitSliced  # noqa: E402
+from moetier.sim.policy.precision.uniform import Uniform  # noqa: E402
 from moetier.sim.run import Setting, simulate  # noqa: E402
 from moetier.traces.errors import InputError  # noqa: E402
+from moetier.traces.formats import bit_slice_bytes  # noqa: E402
 from moetier.traces.geometry import Geometry  # noqa: E402
 from moetier.traces.synthetic import Synthetic  # noqa: E402
 from moetier.validate.calibrate import disk  # noqa: E402
 from moetier.validate.calibrate.measure import TOKENS  # noqa: E402
 from moetier.validate.calibrate.run import calibrate, open_device  # noqa: E402
+from moetier.validate.calibrate.ways import kernel_name  # noqa: E402
 from moetier.validate.identity import check_identity  # noqa: E402
 from moetier.validate.machines.pacing import Pace  # noqa: E402
 
@@ -81,7 +85,7 @@ def test_lanes_may_change_between_repeats(tmp_path: Path) -> None:
     with disk.disk_device(GEOMETRY, "bf16", tmp_path, lanes=2, **SMALL) as device:
         took = [device.copy(n, lanes) for n in (4096, 65536) for lanes in (1, 2, 1)]
         with device.copying():
-            took.append(device.experts("whole", 3, 2))
+            took.append(device.experts(next(iter(device.kernels)), 3, 2))
         with device.computing():
             took.append(device.copy(4096, 2))
 
@@ -169,3 +173,17 @@ def test_the_command_passes_on_what_it_is_given(
     assert (done.exit_code, done.stdout.strip()) == (0, out)
     assert (seen["machine"], seen["lanes"], seen["pace"]) == ("disk", 2, Pace(100_000_000))
     assert CliRunner().invoke(app, ["calibrate", *asked, "--model", "none"]).exit_code == 2
+
+
+def test_each_way_of_a_precision_is_timed_by_its_bytes(tmp_path: Path) -> None:
+    parts = [BitSliced(bits=(8, 4), group=32), Uniform(bits=4, group=32)]
+    with disk.disk_device(GEOMETRY, "bf16", tmp_path, lanes=1, precisions=parts, **SMALL) as device:
+        took = {name: device.experts(name, 2, 1) for name in device.kernels}
+
+    msb, lsb = bit_slice_bytes(GEOMETRY, 8, 4, 32)
+    sizes = [(kernel_name(name), nbytes) for name, nbytes in device.kernels.items()]
+    assert ("bit-sliced-8-4", msb) in sizes
+    assert ("bit-sliced-8-4", msb + lsb) in sizes
+    assert [kernel for kernel, _ in sizes].count("codes-4") == 1
+    assert sizes[0][0] == "whole"
+    assert min(took.values()) > 0

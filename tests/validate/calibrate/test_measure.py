@@ -42,7 +42,7 @@ def test_the_profile_copies_as_the_machine_did(fake: Any) -> None:
 def test_a_batch_is_its_overhead_and_its_experts(fake: Any) -> None:
     figures = figures_of(fake)
 
-    assert figures.overhead("whole") == OVERHEAD
+    assert figures.overhead == OVERHEAD
     assert [figures.expert("whole", n) for n in (1, 16, 128)] == [
         EXPERT + TOKEN * n for n in (1, 16, 128)
     ]
