@@ -34,7 +34,7 @@ def calibrate(
     where the expert file of later runs lies. *given* goes to the machine: lanes, pace, threads, and
         *precisions*, whose ways to compute an expert are timed beside whole ones.
 
-        Raises:
+    Raises:
             InputError: If there is no such machine here, or it cannot do what is asked.
     """
     target = Path(out)
