@@ -1,6 +1,6 @@
 """This module writes what occupied each lane of a run as Chrome Trace Event JSON, for Perfetto.
 
-Times are microseconds; whole nanoseconds survive as decimals. One process is the device, one thread
+Times are microseconds; whole nanoseconds survive as decimals. One process is a device, one thread
 a lane (compute, a link's lane); what is resident is a counter.
 """
 
@@ -20,7 +20,6 @@ from moetier.traces.files import replacing
 MAX_EVENTS = 5_000_000
 """About a gigabyte of JSON, which is what viewers open."""
 
-PID = 1
 _COUNTER = "resident in "
 
 
@@ -33,6 +32,7 @@ class TimelineWriter:
     def __init__(self, path: Path, device: str, max_events: int = MAX_EVENTS) -> None:
         """Write to *path* what *device* did; refuse more than *max_events*."""
         self._path, self._device, self._max = path, device, max_events
+        self._pid = 0
         self._lanes: dict[str, int] = {}
         self.n_events = 0
 
@@ -45,9 +45,17 @@ class TimelineWriter:
         other = {"moetier": moetier.__version__, "times": "modelled"}
         head = json.dumps({"displayTimeUnit": "ms", "otherData": other})[:-1]
         self._file.write(head + ', "traceEvents": [\n')
-        name = _meta("process_name", 0, {"name": self._device})
-        self._file.write(json.dumps(name))
+        self._next(self._device, "")
         return self
+
+    def process(self, device: str) -> None:
+        """Go on with what another *device* did, in lanes of its own."""
+        self._next(device, ",\n")
+
+    def _next(self, device: str, before: str) -> None:
+        self._pid += 1
+        self._lanes = {}
+        self._file.write(before + json.dumps(self._meta("process_name", 0, {"name": device})))
 
     def __call__(self, span: Span) -> None:
         """Write one span; raise `InputError` when the file would become too long to open."""
@@ -60,12 +68,12 @@ class TimelineWriter:
             )
         if span.lane.startswith(_COUNTER):
             self._write({
-                "ph": "C", "name": span.lane, "pid": PID, "ts": span.start / 1000,
+                "ph": "C", "name": span.lane, "pid": self._pid, "ts": span.start / 1000,
                 "args": dict(span.info),
             })  # fmt: skip
             return
         self._write({
-            "ph": "X", "name": span.name, "cat": _category(span), "pid": PID,
+            "ph": "X", "name": span.name, "cat": _category(span), "pid": self._pid,
             "tid": self._tid(span.lane), "ts": span.start / 1000,
             "dur": (span.end - span.start) / 1000, "args": dict(span.info),
         })  # fmt: skip
@@ -87,16 +95,15 @@ class TimelineWriter:
         """Return the lane's number, naming it in the file at first sight."""
         if lane not in self._lanes:
             tid = self._lanes[lane] = len(self._lanes) + 1
-            self._write(_meta("thread_name", tid, {"name": lane}))
-            self._write(_meta("thread_sort_index", tid, {"sort_index": _order(lane) + tid}))
+            self._write(self._meta("thread_name", tid, {"name": lane}))
+            self._write(self._meta("thread_sort_index", tid, {"sort_index": _order(lane) + tid}))
         return self._lanes[lane]
+
+    def _meta(self, name: str, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+        return {"ph": "M", "name": name, "pid": self._pid, "tid": tid, "args": args}
 
     def _write(self, event: dict[str, Any]) -> None:
         self._file.write(",\n" + json.dumps(event, separators=(",", ":")))
-
-
-def _meta(name: str, tid: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": PID, "tid": tid, "args": args}
 
 
 def _category(span: Span) -> str:

@@ -20,6 +20,7 @@ from moetier.experiments.cli import (
     sweep,
     trace,
     train,
+    validate,
 )
 from moetier.traces.errors import InputError
 
@@ -62,7 +63,7 @@ def _app(
 
 
 for _module in (
-    capture, trace, train, simulate, evaluate, sweep, search, calibrate, reproduce, listing, bench,
+    capture, trace, train, simulate, evaluate, sweep, search, calibrate, validate, reproduce, listing, bench,
 ):  # fmt: skip
     _module.add_to(app)
 

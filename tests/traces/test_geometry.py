@@ -55,7 +55,7 @@ def test_expert_sizes_are_the_published_ones(name: str, megabytes: float) -> Non
 
 
 def test_the_number_of_all_published_sizes_that_are_tested_is_complete() -> None:
-    assert len(published()) == 20  # 19 above and moe-tiny
+    assert len(published()) == 21  # 19 above, moe-tiny and moe-small
 
 
 def test_moe_layers_may_be_written_as_a_range() -> None:

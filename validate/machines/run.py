@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from moetier.sim.machine.costs import Costs
 from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.memory import extent_of
 from moetier.sim.policy.base import Precision
-from moetier.sim.run import Result, Setting, TraceSource, set_up, simulate
+from moetier.sim.run import MachineFactory, Result, Setting, TraceSource, set_up, simulate
 from moetier.sim.units import format_bytes
 from moetier.sim.warnings import modelled
 from moetier.validate.machines.disk import DiskMachine, Hidden
@@ -159,13 +159,15 @@ def run_on_disk(
     threads: int = 1,
     kernel: Kernel | None = None,
     seed: int = 0,
+    around: Callable[[MachineFactory], MachineFactory] | None = None,
     **run: Any,
 ) -> Result:
     """Run *source* under *setting* with the slices in *path*, and return what `simulate` returns.
 
     Memory for slices is bounded by what the capacity of the setting may come to need. *run* goes to
     `simulate`; the other arguments are those of `disk_machine`. *kernel* is by default the one for
-    the policy's precision. `known_limitations` also says how the machine worked.
+    the policy's precision; *around* may wrap the machine. `known_limitations` also says how the
+    machine worked.
 
     Raises:
         InputError: If the parts do not fit together, or the machine fails during the run.
@@ -186,7 +188,8 @@ def run_on_disk(
         precision=precision,
         seed=seed,
     ) as machines:
-        result = simulate(source, setting, machine=machines, stage=stage, **run)
+        factory = machines if around is None else around(machines)
+        result = simulate(source, setting, machine=factory, stage=stage, **run)
         untrue = modelled(setting.profile)
         said = [said for said in result.known_limitations if said not in untrue]
         return replace(result, known_limitations=[*machines.limitations, *said])
