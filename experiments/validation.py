@@ -1,9 +1,10 @@
-"""This module holds a simulation against real runs: what to run, what to tolerate, what came out."""
+"""This module holds a simulation against real runs: what to run and tolerate, and what came out."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -185,9 +186,7 @@ def validate(
                 spans.process(f"{profile.name} (measured)")
                 observe(measured, cases[0], spans)
     summary = summarise(points, beyond_spread=config.tolerances.beyond_spread)
-    return Validation(
-        config, profile, points, summary, missed(config, summary), list(dict.fromkeys(said))
-    )
+    return Validation(config, profile, points, summary, missed(config, summary), _once(said))
 
 
 def missed(config: ValidateConfig, summary: Summary) -> list[str]:
@@ -205,6 +204,11 @@ def missed(config: ValidateConfig, summary: Summary) -> list[str]:
     if wanted.equal and not summary.equal:
         found.append("decisions or bytes differ though the policy asks no lateness")
     return found
+
+
+def _once(said: Sequence[str]) -> list[str]:
+    """Return *said* without what was said before but for its numbers."""
+    return list({re.sub(r"\d+", "", text): text for text in reversed(said)}.values())[::-1]
 
 
 def _pace(config: ValidateConfig) -> Pace | None:
