@@ -63,7 +63,8 @@ def _app(
 
 
 for _module in (
-    capture, trace, train, simulate, evaluate, sweep, search, calibrate, validate, reproduce, listing, bench,
+    capture, trace, train, simulate, evaluate, sweep, search, calibrate, validate, reproduce,
+    listing, bench,
 ):  # fmt: skip
     _module.add_to(app)
 
