@@ -114,7 +114,7 @@ class Registry(Generic[T]):
         self._loaded = True
 
 
-_CHECK = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=False)
+_CHECK = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=False, allow_inf_nan=False)
 
 
 def _signature(entry: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:

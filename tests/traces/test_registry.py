@@ -66,6 +66,21 @@ def test_wrong_arguments_are_named(
         registry.create("hello", arguments)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), ".nan"])
+def test_numbers_are_finite(value: object) -> None:
+    registry: Registry[float] = Registry("weight", "moetier.traces.models")
+
+    @registry.register("scale")
+    def scale(by: float | str = 1.0, share: tuple[float, float] = (0.0, 1.0)) -> float:
+        return float(by) * share[1]
+
+    if not isinstance(value, str):
+        with pytest.raises(InputError, match="weight 'scale', parameter 'by"):
+            registry.create("scale", {"by": value})
+    with pytest.raises(InputError, match=r"parameter 'share\.1'"):
+        registry.create("scale", {"share": [0, value]})
+
+
 def test_summary_and_parameters_come_from_the_function(registry: Registry[str]) -> None:
     assert registry.summary("hello") == "Say hello."
     assert registry.parameters("hello") == [
