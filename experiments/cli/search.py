@@ -127,7 +127,7 @@ def _draw(loaded: Search, folder: Path) -> list[str]:
     table = Store(folder).results()
     met = table["feasible"].eq(True)  # null where a run failed
     told = [name for name in table.columns if name.startswith("policy.")]  # too long for notes
-    table = (table.loc[met] if met.any() else table).drop(columns=told).reset_index(drop=True)
+    table = (table.loc[met] if any(met) else table).drop(columns=told).reset_index(drop=True)
     first, *others = [
         goal.name if goal.name in table.columns else column(goal.name) for goal in loaded.goals
     ]
