@@ -178,7 +178,7 @@ class TasksAsked(Asked):
 
     def _ask(self, arm: str, run: Run) -> None:
         """Let lm-eval ask its tasks of *run*, and keep what it says."""
-        from lm_eval.evaluator import simple_evaluate
+        from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
 
         from moetier.validate.lm_eval_model import build_model
 
@@ -202,7 +202,7 @@ class TasksAsked(Asked):
 
 def _known(tasks: Tasks) -> tuple[list[str], Any]:
     """Return the names of the tasks and the manager that knows them."""
-    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
     files = [Path(name) for name in tasks.names if name.endswith((".yaml", ".yml"))]
     for file in files:

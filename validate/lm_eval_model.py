@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lm_eval.api.model import TemplateLM
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
 from moetier.traces.errors import InputError
 from moetier.validate.live_generate import Output, Request, ends_of
