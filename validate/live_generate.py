@@ -8,6 +8,7 @@ prompt as prefill, then one decode step a token. Decode-only policies therefore 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from moetier.traces.errors import InputError
 from moetier.traces.live import Drive
 
 
@@ -64,6 +66,7 @@ def generate(
     """Run *requests* in the order given, *drive* following; return what each produced.
 
     Requests are numbered from *first*. *on_batch* hears how many requests of a batch are done.
+    Raises `InputError` for a model that computes logits that are not numbers.
     """
     outputs: list[Output] = []
     with torch.inference_mode(), _greedy(model, decoding):
@@ -144,7 +147,7 @@ class _Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no type
             follow.greedy = follow.greedy and token == likely[row]
             follow.digest.update(array[row].data)
             follow.tokens.append(token)
-            follow.nll.append(-float(log_p[row, token]))
+            follow.nll.append(_number(-float(log_p[row, token]), len(follow.tokens)))
             limit = len(follow.request.forced or ()) or follow.request.limit
             follow.done = token in self.eos or len(follow.tokens) >= limit
         if taken == likely:
@@ -159,6 +162,16 @@ class _Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no type
         if follow.done:
             return self.eos[0] if self.eos else likely
         return likely if forced is None else forced[at]
+
+
+def _number(nll: float, token: int) -> float:
+    """Return *nll*, of the token that is the *token*-th; raise `InputError` where it is NaN."""
+    if math.isnan(nll):
+        raise InputError(
+            f"the model's logits for token {token} of an answer are not numbers (NaN)",
+            way_out="look for weights that are NaN or infinite, in the checkpoint or the predictor",
+        )
+    return nll
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from moetier.sim.policy.base import ExpertFormat, Precision
 from moetier.sim.policy.precision.channels import Channels
 from moetier.traces.capture.find import MoeLayer
 from moetier.traces.errors import InputError
+from moetier.validate.numerics.experts import require_finite
 from moetier.validate.numerics.groupwise import quantise
 
 MOST_BITS = 8
@@ -51,7 +52,7 @@ def computed_at(layers: Sequence[MoeLayer], precision: Precision) -> Iterator[No
     """Let the experts of *layers* have every format of *precision* until the block ends.
 
     Raises `InputError` for a precision that cannot be had, and for experts whose input has no whole
-    number of groups.
+    number of groups, or with weights that are NaN or infinite.
     """
     check_precision(precision)
     with ExitStack() as stack:
@@ -94,6 +95,7 @@ def _in_format(where: MoeLayer, stack: Tensor, kind: ExpertFormat) -> Tensor:
     """Return all experts' *stack* as it comes back from *kind*; biases stay as they are."""
     if kind.bits is None or stack.dim() != 3:
         return stack
+    require_finite(where.name, stack)
     transposed = bool(where.experts.is_transposed)
     result = torch.empty_like(stack)
     for source, target in zip(stack, result, strict=True):  # expert by expert, to save memory

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="a live model needs the extra 'model
 transformers = pytest.importorskip("transformers", reason="a live model needs the extra 'models'")
 
 from moetier.traces.capture.load import load_model  # noqa: E402  # needs torch
+from moetier.traces.errors import InputError  # noqa: E402
 from moetier.traces.samples import moe_tiny_path  # noqa: E402
 from moetier.validate.live_generate import (  # noqa: E402
     Decoding,
@@ -148,6 +149,22 @@ def test_forced_answers_of_different_lengths_run_together(
     assert [o.tokens for o in together] == answers
     for x, y in zip(alone, together, strict=True):
         assert x.nll == pytest.approx(y.nll, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("forced", [None, (5, 6)])
+def test_logits_that_are_not_numbers_are_refused(
+    tiny: tuple[Any, Any], prompts: list[tuple[int, ...]], forced: tuple[int, ...] | None
+) -> None:
+    model, kept = tiny[0], tiny[0].lm_head.weight.data
+    config = model.generation_config
+    try:
+        model.lm_head.weight.data = torch.full_like(kept, torch.nan)
+        with pytest.raises(InputError, match=r"logits for token 1 .* are not numbers \(NaN\)"):
+            generate(model, [Request(prompts[0], 2, forced)], Decoding(eos=(END,)))
+    finally:
+        model.lm_head.weight.data = kept
+
+    assert model.generation_config is config
 
 
 def test_batches_are_counted_and_the_model_keeps_its_config(

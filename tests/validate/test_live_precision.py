@@ -84,6 +84,21 @@ def test_groups_that_do_not_fit_are_named() -> None:
     assert torch.equal(experts.down, before)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_numbers_have_no_codes(value: float) -> None:
+    experts = Experts()
+    with torch.no_grad():
+        experts.down[1, 0, 0] = value
+    before = experts.down.clone()
+    with (
+        pytest.raises(InputError, match=r"1 of .* weights are NaN or infinite"),
+        computed_at(layers(experts), Uniform(bits=4)),
+    ):
+        pass
+
+    assert torch.equal(experts.down.nan_to_num(), before.nan_to_num())
+
+
 def test_what_cannot_be_computed_is_refused() -> None:
     class Sliced(Precision):
         """A precision nobody computes."""
