@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,8 @@ def sketched(
 ) -> list[ChannelExperts]:
     """Return the experts of *layers* with their sketches, made once per checkpoint and *folder*.
 
+    A file there that is damaged is made again.
+
     Raises `InputError` as `make_sketch` does, for a model that is not on the CPU, and for a
     *folder* that cannot be made.
     """
@@ -177,7 +179,10 @@ def sketched(
         return found
     told = json.dumps([fingerprint(model), settings.as_dict()], sort_keys=True)
     path = folder / f"channels-{hashlib.sha256(told.encode()).hexdigest()[:24]}.safetensors"
-    if not path.exists():
+    if path.is_file():
+        with suppress(InputError):
+            return load_sketches(model, path, settings, layers)
+    else:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -186,7 +191,7 @@ def sketched(
                 where=folder,
                 way_out="name a folder that can be written",
             ) from None
-        store_sketches(model, path, settings, progress=progress)
+    store_sketches(model, path, settings, progress=progress)
     return load_sketches(model, path, settings, layers)
 
 

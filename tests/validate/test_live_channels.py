@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,21 @@ def test_sketches_are_made_once_per_checkpoint(
         sketched(model, layers, settings, tmp_path / "file" / "x")
     with pytest.raises(TypeError):  # other settings are another file
         sketched(model, layers, settings_of(Channels(rank=3)), tmp_path / "new")
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b[:-1] + bytes([b[-1] ^ 1])])
+def test_a_damaged_sketch_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    model = small("Qwen3Moe", **FAMILIES["Qwen3Moe"])
+    layers, settings = find_moe_layers(model), settings_of(Channels(rank=2))
+    sketched(model, layers, settings, tmp_path)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    told: list[tuple[int, int]] = []
+    sketched(model, layers, settings, tmp_path, lambda *done: told.append(done))
+
+    assert told == [(1, 2), (2, 2)]
+    assert file.read_bytes() == whole
 
 
 def test_a_threshold_needs_texts_of_its_own() -> None:

@@ -34,7 +34,7 @@ class Experts(nn.Module):
 
 
 def layers(experts: Experts) -> list[Any]:
-    return [SimpleNamespace(experts=experts, n_experts=4)]
+    return [SimpleNamespace(experts=experts, n_experts=4, name="layer")]
 
 
 @pytest.mark.parametrize("transposed", [False, True])
