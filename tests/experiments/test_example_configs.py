@@ -17,6 +17,7 @@ from moetier.experiments.search import run_search
 from moetier.experiments.search_config import load_search
 from moetier.experiments.studies.locality import localities
 from moetier.experiments.sweep import check_plots, load_sweep, points_of, run_sweep
+from moetier.experiments.validation import load_validation
 from moetier.traces.errors import InputError
 
 ROOT = Path(str(files("moetier.experiments")))
@@ -55,6 +56,9 @@ def test_every_yaml_loads_and_runs(name: str, tmp_path: Path) -> None:
         return
     if name.startswith("studies/"):
         assert localities()
+        return
+    if "policies" in data:  # of a comparison with real runs, which has tests of its own
+        assert load_validation(path).policies
         return
     if "live" in data.get("base", data):
         pytest.importorskip("transformers")
