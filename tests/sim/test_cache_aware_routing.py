@@ -121,13 +121,21 @@ def test_where_nothing_changes_the_batch_itself_comes_back(part: Any, cached: se
 
 
 @pytest.mark.parametrize("part", [CachePrior(9.0, 0), Cumsum(1.0)])
-def test_prefill_and_what_has_no_scores_follow_the_router(part: Routing) -> None:
+def test_prefill_follows_the_router(part: Routing) -> None:
     started(part, {4, 5})
-    prefill, blind = asked(Z, PREFILL), asked(Z)
-    blind.scores = None
+    prefill = asked(Z, PREFILL)
 
     assert part.route(prefill) is prefill
-    assert part.route(blind) is blind
+
+
+@pytest.mark.parametrize("part", [CachePrior(9.0, 0), Cumsum(1.0)])
+def test_a_row_without_scores_is_refused(part: Routing) -> None:
+    started(part, {4, 5})
+    blind = asked(Z)
+    blind.scores = None
+
+    with pytest.raises(InputError, match=r"MoE layer \d+ of step \d+ has no router scores"):
+        part.route(blind)
 
 
 @pytest.mark.parametrize("part", [CachePrior(9.0, 0), Cumsum(1.0)])

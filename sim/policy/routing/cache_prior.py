@@ -9,7 +9,13 @@ import numpy.typing as npt
 from pydantic import Field
 
 from moetier.sim.policy.base import Context, Progress, Routing
-from moetier.sim.policy.routing.rerouting import cached_experts, ranking, rerouted, router_choice
+from moetier.sim.policy.routing.rerouting import (
+    cached_experts,
+    ranking,
+    rerouted,
+    router_choice,
+    scores_of,
+)
 from moetier.sim.policy.seams import routing
 from moetier.sim.units import parse_share
 from moetier.traces.batch import DECODE, Floats, LayerBatch
@@ -78,9 +84,10 @@ class CachePrior(Routing):
         self._control = _Control(self.miss_rate, self.after) if self.miss_rate else None
 
     def route(self, batch: LayerBatch) -> LayerBatch:
-        scores, gate = batch.scores, self.context.gate
-        if batch.phase != DECODE or not self.alters_output or scores is None or gate is None:
+        gate = self.context.gate
+        if batch.phase != DECODE or not self.alters_output or gate is None:
             return batch
+        scores = scores_of(batch)
         if self._control is not None and batch.layer == 0:
             self.strength = self._control.corrected(self.strength, self.context.progress)
         values = _additive(scores, gate)

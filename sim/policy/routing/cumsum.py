@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from moetier.sim.policy.base import Routing
-from moetier.sim.policy.routing.rerouting import cached_experts, ranking, rerouted, router_choice
+from moetier.sim.policy.routing.rerouting import (
+    cached_experts,
+    ranking,
+    rerouted,
+    router_choice,
+    scores_of,
+)
 from moetier.sim.policy.seams import routing
 from moetier.traces.batch import DECODE, LayerBatch
 from moetier.traces.registry import Share
@@ -32,9 +38,10 @@ class Cumsum(Routing):
         self.alters_output = mass > 0  # else the candidates are the router's own choice
 
     def route(self, batch: LayerBatch) -> LayerBatch:
-        scores, gate = batch.scores, self.context.gate
-        if batch.phase != DECODE or not self.alters_output or scores is None or gate is None:
+        gate = self.context.gate
+        if batch.phase != DECODE or not self.alters_output or gate is None:
             return batch
+        scores = scores_of(batch)
         shares = np.maximum(gate.probabilities(scores).astype(np.float64), 0)
         chosen = router_choice(batch, shares.shape[1])
         likeliest = ranking(chosen, -shares)

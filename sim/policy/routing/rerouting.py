@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from moetier.sim.policy.base import Context
 from moetier.traces.batch import Bools, Floats, LayerBatch
+from moetier.traces.errors import InputError
 from moetier.traces.gating import GateRule, Ints
 
 
@@ -28,6 +29,18 @@ def cached_experts(context: Context, layer: int) -> Bools:
         return half
     slices = range(base, base + layout.layer_slices, layout.n_parts)
     return np.array([s in resident for s in slices])
+
+
+def scores_of(batch: LayerBatch) -> Floats:
+    """Return the router's scores (V, E) for *batch*; raise `InputError` where it has none."""
+    if batch.scores is None:
+        raise InputError(
+            f"MoE layer {batch.layer} of step {batch.step} has no router scores, by which experts "
+            "are chosen anew",
+            where="policy.routing",
+            way_out="use a trace that has them on every row",
+        )
+    return batch.scores
 
 
 def router_choice(batch: LayerBatch, n_experts: int) -> Bools:
