@@ -35,7 +35,7 @@ class Hobbit(Precision):
     or in codes of *high* bits; the low one in codes of *low* bits, in groups of *group*. A batch
     uses one copy of an expert, the high one if any of its tokens wants that. With *upgrade* an
     expert wanted at low precision is computed from its high copy where that is cached: no byte is
-    moved for it, but it is younger then. Without, which is the rule as published, it is not.
+    moved for it, but it is younger then. Which of the two HOBBIT does, our sources do not say.
     """
 
     alters_output = True
