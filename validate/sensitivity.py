@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from moetier.traces.capture.find import MoeLayer, find_moe_layers
 from moetier.traces.samples import moe_tiny_path
 from moetier.traces.samples.tasks import TASKS, Item, held_out_items, most_held_out
 from moetier.validate.accuracy import (
@@ -31,6 +32,7 @@ from moetier.validate.accuracy import (
     exact_match,
     paired_difference,
 )
+from moetier.validate.numerics.experts import ExpertMatrices, rewritten
 from moetier.validate.numerics.groupwise import requantised
 
 
@@ -44,23 +46,15 @@ class Row:
     nll_rise: Difference
 
 
-def expert_modules(model: nn.Module) -> list[nn.Module]:
-    """Return every layer's experts: modules whose weights are stacked, (E, out, in)."""
-    return [module for name, module in model.named_modules() if name.endswith("mlp.experts")]
-
-
-@contextmanager
-def reweighted(model: nn.Module, bits: int, nested: int | None = None) -> Iterator[None]:
+def reweighted(
+    model: nn.Module, bits: int, nested: int | None = None
+) -> AbstractContextManager[None]:
     """Give *model* experts of *bits* bits (or of the *nested* highest of them) while inside."""
-    stacks = [w.data for m in expert_modules(model) for w in m.parameters()]
-    originals = [stack.clone() for stack in stacks]
-    try:
-        for stack in stacks:
-            stack.copy_(requantised(stack, bits, nested))
-        yield
-    finally:
-        for stack, original in zip(stacks, originals, strict=True):
-            stack.copy_(original)
+
+    def change(where: MoeLayer, stack: ExpertMatrices) -> dict[str, Tensor]:
+        return {name: requantised(w, bits, nested) for name, w in stack.matrices().items()}
+
+    return rewritten(find_moe_layers(model), change)
 
 
 @contextmanager
@@ -75,8 +69,8 @@ def misrouted(model: nn.Module, seed: int = 0) -> Iterator[None]:
         return hidden, chosen.to(index.device), weights
 
     with ExitStack() as stack:
-        for module in expert_modules(model):
-            handle = module.register_forward_pre_hook(reroute)
+        for where in find_moe_layers(model):
+            handle = where.experts.register_forward_pre_hook(reroute)
             stack.callback(handle.remove)
         yield
 
