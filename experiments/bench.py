@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from moetier.experiments.bench_sweep import SMALL_POINTS, overhead, two_processes
 from moetier.sim.hardware import load_profile
 from moetier.sim.records import RecordWriter
 from moetier.sim.run import Setting, TraceSource, simulate
@@ -49,7 +50,7 @@ Row = dict[str, Any]
 def bench(*, tokens: int = TOKENS, repeats: int = REPEATS, long: bool = False) -> list[Row]:
     """Return one row per measurement: `{name, rate, peer_rate, ratio, repeats, unit, ...}`.
 
-    *long* adds the run of 100,000 tokens, which takes minutes.
+    *long* adds the run of 100,000 tokens and large sweeps, which takes minutes.
     """
     source = made(load_geometry(MODEL), tokens)
     rows = [
@@ -60,7 +61,7 @@ def bench(*, tokens: int = TOKENS, repeats: int = REPEATS, long: bool = False) -
     ]
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
         rows += [_evaluate_overhead(name, repeats) for name in LIVE]
-    return rows + ([_long_run()] if long else [])
+    return rows + ([_long_run(), _sweep_overhead(), _sweep_two(repeats)] if long else [])
 
 
 def made(geometry: Geometry, tokens: int) -> ArrayTrace:
@@ -277,6 +278,25 @@ def _long_run(tokens: int = LONG_TOKENS) -> Row:
         "long-run", [lookups / took], unit="lookups/s", peak_mb=megabytes, seconds=took,
         note=f"{tokens} tokens from a file, records to a file; memory limit {LONG_MB} MB",
         within_limit=megabytes < LONG_MB,
+    )  # fmt: skip
+
+
+def _sweep_overhead(points: int = SMALL_POINTS) -> Row:
+    """Return what a small point of a large sweep costs."""
+    found = overhead(points)
+    return row(
+        "sweep-overhead", [points / found["seconds"]], unit="points/s",
+        note=f"{points} points of four tokens in two processes, all included, the runs too",
+        **found,
+    )  # fmt: skip
+
+
+def _sweep_two(repeats: int) -> Row:
+    """Return how often a sweep can be run in a second by two processes, beside one."""
+    two, one = two_processes(repeats)
+    return row(
+        "sweep-two-processes", [1 / s for s in two], [1 / s for s in one], unit="sweeps/s",
+        note="the same points in two processes and in one",
     )  # fmt: skip
 
 

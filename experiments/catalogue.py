@@ -17,7 +17,12 @@ def policies() -> list[Entry]:
     from moetier.sim.policy.seams import DEFAULTS, SEAMS
 
     found: list[Entry] = [
-        {"kind": "preset", "name": name, "summary": _spell(seams), "expanded": full_policy(name)}
+        {
+            "kind": "preset",
+            "name": name,
+            "summary": _spell(dict(seams)),
+            "expanded": full_policy(name),
+        }
         for name, seams in presets().items()
     ]
     for seam, registry in SEAMS.items():

@@ -49,10 +49,14 @@ def parse_capacity(value: object) -> int | Fraction:
     return found
 
 
+_SHARE: TypeAdapter[Any] = TypeAdapter(Share)
+_BYTES: TypeAdapter[Any] = TypeAdapter(Bytes)
+
+
 def spell_capacity(value: int | Fraction) -> str:
     """Write a capacity exactly, so that `parse_capacity` reads it back."""
-    kind: Any = Share if isinstance(value, Fraction) else Bytes
-    spelled: str = TypeAdapter(kind).dump_python(value, mode="json")
+    adapter = _SHARE if isinstance(value, Fraction) else _BYTES
+    spelled: str = adapter.dump_python(value, mode="json")
     return spelled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +26,7 @@ def flatten(outcome: Mapping[str, Any]) -> dict[str, Any]:
         if name in _LEFT_OUT or name == "traceback":
             continue
         if isinstance(value, dict):
-            flat |= {f"{name}.{key}": item for key, item in value.items()}
+            flat |= {sys.intern(f"{name}.{key}"): item for key, item in value.items()}
         else:
             flat[name] = value
     return flat
@@ -41,17 +42,18 @@ def judge(points: list[Point], outcomes: Outcomes) -> tuple[list[float | None], 
     warnings = _identical(points, outcomes)
     for scene in scenes.values():
         done = [point for point in scene if outcomes[point.key]["status"] == "done"]
+        oracles = [point for point in done if _is_oracle(policies[point.key])]
         for point in done:
-            oracle = _oracle_of(point, done, policies)
+            oracle = _oracle_of(point, oracles, policies)
             gaps[point.key] = _gap(outcomes[point.key], outcomes[oracle.key] if oracle else None)
             if oracle and _is_lru(policies[point.key]) and _gains_nothing(gaps[point.key]):
                 warnings.append(
                     f"no cache opportunity at {_place(point)}: even the oracle saves less than "
                     f"{NO_GAIN:.1%} of lookups over on-demand LRU"
                 )
+    first = {point.key: point for point in reversed(points)}
     for key, outcome in outcomes.items():
-        label = next(point.label for point in points if point.key == key)
-        warnings += [f"{text} ({label})" for text in outcome.get("warnings", [])]
+        warnings += [f"{text} ({first[key].label})" for text in outcome.get("warnings", [])]
     return [gaps.get(point.key) for point in points], list(dict.fromkeys(warnings))
 
 
@@ -69,15 +71,19 @@ def _eviction(policy: Mapping[str, Any]) -> str:
     return str(value["kind"] if isinstance(value, dict) else value)
 
 
+def _is_oracle(policy: Mapping[str, Any]) -> bool:
+    """Return whether *policy* evicts like Belady, and prefetches nothing."""
+    return _eviction(policy) == "belady" and bool(policy["prefetch"] == "none")
+
+
 def _oracle_of(
-    point: Point, arms: list[Point], policies: Mapping[str, dict[str, Any]]
+    point: Point, oracles: list[Point], policies: Mapping[str, dict[str, Any]]
 ) -> Point | None:
-    """Return the arm that evicts like Belady and needs the same slices from the same start."""
+    """Return the oracle that needs the same slices from the same start."""
     mine = policies[point.key]
-    for arm in arms:
+    for arm in oracles:
         other = policies[arm.key]
-        same = all(mine[seam] == other[seam] for seam in ("routing", "precision", "warmup"))
-        if _eviction(other) == "belady" and other["prefetch"] == "none" and same:
+        if all(mine[seam] == other[seam] for seam in ("routing", "precision", "warmup")):
             return arm
     return None
 

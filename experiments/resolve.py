@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,12 +37,8 @@ def _full(seam: str, value: Any) -> Any:
     if isinstance(value, Mapping) and "kind" not in value:  # eviction, tier by tier
         return {tier: _full(seam, item) for tier, item in value.items()}
     given = {"kind": value} if isinstance(value, str) else dict(value)
-    entry = SEAMS[seam].get(str(given["kind"]), f"policy.{seam}")
-    defaults = {
-        key: _plain(item.default)
-        for key, item in inspect.signature(entry).parameters.items()
-        if item.default is not inspect.Parameter.empty
-    }
+    found = SEAMS[seam].defaults(str(given["kind"]), f"policy.{seam}")
+    defaults = {key: _plain(value) for key, value in found.items()}
     full = {"kind": given["kind"], **defaults, **given}
     return full["kind"] if len(full) == 1 else full
 

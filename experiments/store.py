@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +16,7 @@ import yaml
 
 import moetier
 from moetier.traces.errors import InputError
-from moetier.traces.files import replacing
+from moetier.traces.files import is_abandoned, replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +81,7 @@ class Store:
         """Return the stored outcome of the point *key*, None where there is none to trust."""
         path = self.folder / "points" / f"{key}.json"
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_interned)
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) and found.get("key") == key else None
@@ -99,7 +100,7 @@ class Store:
 
         for name in ("points", "records"):
             _sweep_up(self.folder / name)
-        table = pd.DataFrame(_one_type(rows))
+        table = pd.DataFrame(_columns(rows))
         with replacing(self.folder / RESULTS) as temporary:
             table.to_parquet(temporary, index=False)
         with replacing(self.folder / "results.csv") as temporary:
@@ -137,23 +138,24 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def _sweep_up(folder: Path) -> None:
     """Remove the temporary files that processes left which are no more."""
     for path in folder.glob(".*.tmp"):
-        pid = path.name.split(".")[-2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+        if is_abandoned(path):
             path.unlink(missing_ok=True)
 
 
-def _one_type(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return *rows* with the columns that mix text and other values turned into text."""
-    kinds: dict[str, set[bool]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if value is not None:
-                kinds.setdefault(name, set()).add(isinstance(value, str))
-    mixed = {name for name, found in kinds.items() if len(found) > 1}
-    return [
-        {name: str(v) if name in mixed and v is not None else v for name, v in row.items()}
-        for row in rows
-    ]
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return *rows* by column; one that mixes text and other values is text throughout."""
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        if len({isinstance(value, str) for value in values if value is not None}) > 1:
+            values = [None if value is None else str(value) for value in values]
+        columns[name] = values
+    return columns
+
+
+def _interned(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a mapping of *pairs*; ten thousand outcomes share their keys, and one copy of them."""
+    return {sys.intern(key): value for key, value in pairs}
 
 
 def _finite(value: Any) -> Any:

@@ -7,6 +7,7 @@ A profile is data with provenance: one YAML file, every number with its unit, ev
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +35,7 @@ from moetier.sim.units import (
     ceil_div,
     parse_ops,
 )
-from moetier.sim.yaml_input import check, read_yaml
+from moetier.sim.yaml_input import check, parse_yaml, read_text
 from moetier.traces.errors import InputError, nearest
 
 ANY = "any"  # the key of a peak that holds for every number format
@@ -209,7 +210,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
-        return check(Profile, read_yaml(Path(name_or_path)), where=text)
+        return _parsed(read_text(Path(name_or_path)), text)
     names = profile_names()
     if text not in names:
         way_out = (
@@ -217,4 +218,10 @@ def load_profile(name_or_path: str | Path) -> Profile:
         )
         raise InputError(f"unknown hardware '{text}'", way_out=way_out)
     file = files("moetier.hw_profiles") / f"{text}.yaml"
-    return check(Profile, read_yaml(file), where=f"hw_profiles/{text}.yaml")
+    return _parsed(read_text(file), f"hw_profiles/{text}.yaml")
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, where: str) -> Profile:
+    """Return the profile in *text*; a sweep asks for the same one at every point."""
+    return check(Profile, parse_yaml(text, where), where=where)

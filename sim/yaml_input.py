@@ -36,19 +36,30 @@ class _Loader(yaml.SafeLoader):
 
 def read_yaml(file: Path | Traversable) -> Any:
     """Return what the YAML *file* holds; raise `InputError`, with file and line, if it cannot."""
+    return parse_yaml(read_text(file), str(file))
+
+
+def read_text(file: Path | Traversable) -> str:
+    """Return the text of *file*; raise `InputError` if it cannot be read."""
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
-    except InputError as error:
-        raise InputError(error.problem, where=str(file), way_out=error.way_out) from None
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where=str(file)) from None
     except UnicodeDecodeError:
         raise InputError("is not a text file in UTF-8", where=str(file)) from None
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return what the YAML *text* holds; raise `InputError`, with *where* and line, else."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except InputError as error:
+        raise InputError(error.problem, where=where, way_out=error.way_out) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise InputError(f"{line}not valid YAML: {problem}", where=str(file)) from None
+        raise InputError(f"{line}not valid YAML: {problem}", where=where) from None
 
 
 def check(model: type[M], data: Any, where: str | Path) -> M:

@@ -1,13 +1,27 @@
-"""This module writes a file whole or not at all."""
+"""This module writes a file whole or not at all, and knows what a crash left half written."""
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from moetier.traces.errors import InputError
+
+_HOST = platform.node().replace(".", "-")
+
+
+def is_abandoned(temporary: Path) -> bool:
+    """Return whether the process that `replacing` gave *temporary* to is no more.
+
+    Of another machine's processes nothing is known, so theirs never are.
+    """
+    *_, host, pid, _ = ["", "", "", *temporary.name.split(".")]
+    if host != _HOST or not pid.isdigit() or not Path("/proc/self").exists():
+        return False
+    return not Path(f"/proc/{pid}").exists()
 
 
 @contextmanager
@@ -28,7 +42,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise InputError(
             f"directory '{target.parent}' is not writable", where=target, way_out="write elsewhere"
         )
-    temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    temporary = target.parent / f".{target.name}.{_HOST}.{os.getpid()}.tmp"
     try:
         yield temporary
         temporary.replace(target)

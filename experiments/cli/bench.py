@@ -14,7 +14,7 @@ def bench(
     tokens: Annotated[int, typer.Option(min=4, help="Length of the synthetic trace.")] = 1000,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of each measurement.")] = 5,
     long: Annotated[
-        bool, typer.Option("--long", help="Also run 100,000 tokens and measure memory (minutes).")
+        bool, typer.Option("--long", help="Also 100,000 tokens and 10,000 points (minutes).")
     ] = False,
 ) -> None:
     """Measure the simulator's own speed, beside a peer that only counts hits."""
@@ -30,14 +30,15 @@ def bench(
         raise typer.Exit(1)
 
 
+_MORE = ("us_per_token", "ns_per_lookup", "seconds", "peak_mb", "ms_per_point", "growth_mb")
+
+
 def _show(rows: list[dict[str, Any]]) -> None:
     from moetier.experiments.cli.show import show_table
 
     show_table(rows, ["name", "rate", "unit", "peer_rate", "ratio", "spread", "hit_rate"])
     for row in rows:
-        extra = {
-            k: row[k] for k in ("us_per_token", "ns_per_lookup", "seconds", "peak_mb") if k in row
-        }
+        extra = {k: row[k] for k in _MORE if k in row}
         text = ", ".join(f"{key} {value}" for key, value in extra.items())
         typer.echo(f"{row['name']}: {'; '.join(filter(None, [row.get('note', ''), text]))}")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -57,10 +59,11 @@ class Policy:
         return any(part.asks_lateness for part in self.parts)
 
 
-def presets() -> dict[str, dict[str, Any]]:
-    """Return the named policies, each a mapping of seams."""
+@cache
+def presets() -> Mapping[str, Mapping[str, Any]]:
+    """Return the named policies, each a mapping of seams; read once, so copy before changing."""
     text = (files("moetier.sim.policy") / "presets.yaml").read_text()
-    loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    loaded: Mapping[str, Mapping[str, Any]] = yaml.safe_load(text)
     return loaded
 
 
@@ -80,7 +83,7 @@ def expand(spec: str | Mapping[str, Any], where: str = "policy") -> dict[str, An
             where=where,
             way_out=f"{nearest(preset, known)}presets: {', '.join(known)}",
         )
-    seams = {**DEFAULTS, **(known[preset] if preset is not None else {}), **given}
+    seams = {**DEFAULTS, **(deepcopy(known[preset]) if preset is not None else {}), **given}
     for key in seams:
         if key not in SEAMS:
             raise InputError(

@@ -21,6 +21,7 @@ from moetier.experiments.store import (
     write_yaml,
 )
 from moetier.traces.errors import InputError
+from moetier.traces.files import replacing
 
 DEAD = 2**22 + 1  # above the largest process id that Linux gives
 
@@ -94,17 +95,18 @@ def test_results_are_the_same_bytes_each_time(tmp_path: Path) -> None:
 def test_files_of_dead_processes_are_swept_up(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.create()
-    dead = tmp_path / "points" / f".k.json.{DEAD}.tmp"
-    alive = tmp_path / "points" / f".k.json.{os.getpid()}.tmp"
-    other = tmp_path / "points" / ".notes.tmp"
-    for path in (dead, alive, other):
-        path.touch()
+    with replacing(tmp_path / "points" / "k.json") as alive:
+        alive.touch()
+        dead = alive.with_name(alive.name.replace(f".{os.getpid()}.", f".{DEAD}."))
+        elsewhere = alive.with_name(f".k.json.another-machine.{DEAD}.tmp")
+        other = alive.with_name(".notes.tmp")
+        for path in (dead, elsewhere, other):
+            path.touch()
 
-    store.create()
+        store.create()
 
-    assert not dead.exists()
-    assert alive.exists()
-    assert other.exists()
+        assert not dead.exists()
+        assert all(path.exists() for path in (alive, elsewhere, other))
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -24,9 +24,18 @@ def test_nothing_said_means_every_default() -> None:
 
 def test_a_preset_is_a_mapping_of_seams() -> None:
     assert expand("belady") == DEFAULTS | {"eviction": "belady"}
-    assert expand({"preset": "fiddler", "eviction": "lru"}) == DEFAULTS | presets()["fiddler"] | {
-        "eviction": "lru"
-    }
+    given = {"preset": "fiddler", "eviction": "lru"}
+    assert expand(given) == {**DEFAULTS, **presets()["fiddler"], "eviction": "lru"}
+
+
+def test_who_changes_an_expanded_preset_changes_no_other() -> None:
+    first = expand("fiddler")
+    for value in first.values():
+        if isinstance(value, dict):
+            value.clear()
+
+    assert expand("fiddler") == {**DEFAULTS, **presets()["fiddler"]}
+    assert any(isinstance(value, dict) and value for value in expand("slicemoe").values())
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,15 @@ def test_numbers_are_finite(value: object) -> None:
         registry.create("scale", {"share": [0, value]})
 
 
+def test_true_is_no_number(registry: Registry[str]) -> None:
+    with pytest.raises(InputError, match=r"parameter 'times': true and false are no numbers"):
+        registry.create("hello", {"name": "you", "times": True})
+
+
+def test_defaults_leave_out_what_must_be_given(registry: Registry[str]) -> None:
+    assert registry.defaults("hello") == {"times": 1, "mark": None}
+
+
 def test_summary_and_parameters_come_from_the_function(registry: Registry[str]) -> None:
     assert registry.summary("hello") == "Say hello."
     assert registry.parameters("hello") == [
