@@ -17,12 +17,12 @@ from moetier.experiments.config import check_run
 from moetier.experiments.files import inside
 from moetier.experiments.findings import flatten
 from moetier.experiments.overrides import set_key
+from moetier.experiments.perform import Backend, check_backend, is_done, perform
 from moetier.experiments.points import Point, axes, key_of, spell
 from moetier.experiments.resolve import resolved
 from moetier.experiments.search_choice import Choice, choose, closest, excess
 from moetier.experiments.search_config import Search, value_of
 from moetier.experiments.store import Store, dump_json, versions, write_text, write_yaml
-from moetier.experiments.sweep import Backend, check_backend, is_done, perform
 from moetier.traces.errors import InputError
 
 if TYPE_CHECKING:

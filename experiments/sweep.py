@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import re
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from moetier.experiments.bars import PARTS
 from moetier.experiments.config import read_mapping
 from moetier.experiments.findings import flatten, judge
-from moetier.experiments.live_runs import run_live
+from moetier.experiments.perform import Backend, check_backend, is_done, perform
 from moetier.experiments.points import Point, axes, check_axes, expand_points
 from moetier.experiments.quantities import QUANTITIES
-from moetier.experiments.runs import run
 from moetier.experiments.store import SWEEP, Store, dump_json, versions, write_text, write_yaml
 from moetier.sim.metrics import Metrics
 from moetier.sim.yaml_input import check
@@ -41,10 +36,6 @@ BOUND = (
     "slices differ in size, for which Belady's rule is not optimal: oracle_gap is to a bound, "
     "not to the best that can be done"
 )
-
-_NEEDS = {"dask": "distributed", "ray": "ray"}
-
-Backend = Literal["loky", "dask", "ray"]
 
 
 class PlotConfig(BaseModel):
@@ -165,72 +156,6 @@ def run_sweep(
         if on_done is not None:
             on_done(done, len(unique))
     return _gather(config, points, store, resumed)
-
-
-def run_point(point: Point, folder: Path, records: bool) -> None:
-    """Run one point and store what came of it; an error becomes a result too."""
-    store = Store(folder)
-    try:
-        file = store.records(point.key) if records else None
-        failure = None
-        if point.config.live is None:
-            result = run(point.config, records=file)
-        else:
-            result, failure = run_live(point.config, records=file)
-        if failure is None:
-            outcome = {"key": point.key, "status": "done", "error": None, **result}
-        else:
-            outcome = {"key": point.key, "status": "failed", "error": failure}
-    except Exception as error:
-        text = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        outcome = {"key": point.key, "status": "failed", "error": text}
-        if isinstance(error, InputError):
-            outcome["refused"] = error.problem  # and would be again
-        else:
-            outcome["traceback"] = traceback.format_exc()
-    store.put(point.key, outcome)
-
-
-def is_done(store: Store, key: str, records: bool) -> bool:
-    """Return whether *store* holds a good outcome of *key*; a failed one is tried again."""
-    found = store.point(key)
-    if found is None or found["status"] != "done":
-        return False
-    return not records or store.records(key).is_file()
-
-
-def check_backend(backend: str) -> None:
-    """Raise `InputError` when what *backend* needs is not installed."""
-    needs = _NEEDS.get(backend)
-    if needs is not None and importlib.util.find_spec(needs) is None:
-        raise InputError(
-            f"backend '{backend}' needs the package '{needs}', which is not installed",
-            where="--backend",
-            way_out=f"`pip install {needs}`, or use --backend loky",
-        )
-
-
-def perform(
-    todo: list[Point], folder: Path, records: bool, jobs: int, backend: Backend
-) -> Iterator[None]:
-    """Run the points *todo* as `run_point` does, yielding after each."""
-    if (jobs == 1 and backend == "loky") or len(todo) < 2:
-        for point in todo:
-            run_point(point, folder, records)
-            yield
-        return
-    import joblib
-
-    with ExitStack() as stack:
-        if backend == "dask":
-            stack.enter_context(importlib.import_module("distributed").Client())
-        if backend == "ray":
-            importlib.import_module("ray.util.joblib").register_ray()
-        stack.enter_context(joblib.parallel_config(backend=backend, n_jobs=jobs))
-        ordered = "generator_unordered" if backend == "loky" else "list"
-        tasks = (joblib.delayed(run_point)(point, folder, records) for point in todo)
-        parallel: Any = joblib.Parallel(return_as=ordered)
-        yield from parallel(tasks)
 
 
 def _gather(config: SweepConfig, points: list[Point], store: Store, resumed: int) -> Outcome:

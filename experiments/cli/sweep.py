@@ -25,14 +25,8 @@ def sweep(
     """Run every point of a sweep; what is already there is not run again."""
     from moetier.experiments.cli.progress import bar
     from moetier.experiments.cli.show import show_sweep
-    from moetier.experiments.sweep import (
-        OUT,
-        check_backend,
-        check_plots,
-        load_sweep,
-        points_of,
-        run_sweep,
-    )
+    from moetier.experiments.perform import check_backend
+    from moetier.experiments.sweep import OUT, check_plots, load_sweep, points_of, run_sweep
     from moetier.traces.errors import InputError
 
     if jobs == 0 or jobs < -1:
@@ -92,8 +86,8 @@ def _draw(config: Any, folder: Path) -> None:
 
 def _dry_run(points: list[Any], folder: Path, jobs: int, records: bool) -> None:
     from moetier.experiments.estimate import estimate_s
+    from moetier.experiments.perform import is_done
     from moetier.experiments.store import Store
-    from moetier.experiments.sweep import is_done
 
     unique = {point.key: point for point in points}
     todo = [p for p in unique.values() if not is_done(Store(folder), p.key, records)]

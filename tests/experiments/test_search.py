@@ -14,7 +14,7 @@ import yaml
 
 pytest.importorskip("optuna")
 
-from moetier.experiments import sweep
+from moetier.experiments import perform
 from moetier.experiments.config import load_run
 from moetier.experiments.pareto import front
 from moetier.experiments.runs import run
@@ -139,7 +139,7 @@ def test_what_is_there_is_not_run_again(
 ) -> None:
     first = go(keys, tmp_path)
     before = contents(tmp_path)
-    monkeypatch.setattr(sweep, "run_point", None)  # a call would fail
+    monkeypatch.setattr(perform, "run_point", None)  # a call would fail
     heard: list[tuple[int, int]] = []
 
     second = go(keys, tmp_path, on_done=lambda *n: heard.append(n))
@@ -246,7 +246,7 @@ def test_a_run_that_breaks_is_a_failure_and_is_tried_again(
         raise RuntimeError("no luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "run", broken)
+        patch.setattr(perform, "run", broken)
         with pytest.raises(InputError, match="no trial could be run: RuntimeError: no luck"):
             go(keys, tmp_path)
 

@@ -31,7 +31,7 @@ def after(owner, name, times):
 """
 KILLED = {
     "while-drawing": "import optuna; after(optuna.trial.Trial, 'suggest_int', 13)",
-    "while-running": "from moetier.experiments import sweep; after(sweep, 'run_point', 7)",
+    "while-running": "from moetier.experiments import perform; after(perform, 'run_point', 7)",
     "while-telling": "import optuna; after(optuna.study.Study, 'tell', 8)",
     "before-the-end": "from moetier.experiments import search; after(search, '_gather', 1)",
 }

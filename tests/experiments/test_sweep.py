@@ -15,11 +15,12 @@ import pytest
 import yaml
 from joblib._parallel_backends import ThreadingBackend
 
+from moetier.experiments import perform as performing
 from moetier.experiments import sweep as module
+from moetier.experiments.perform import check_backend
 from moetier.experiments.store import Store
 from moetier.experiments.sweep import (
     SweepConfig,
-    check_backend,
     check_plots,
     load_sweep,
     points_of,
@@ -106,7 +107,7 @@ def test_done_points_are_not_run_again(
     def never(*args: Any, **more: Any) -> None:
         raise AssertionError("ran again")
 
-    monkeypatch.setattr(module, "run", never)
+    monkeypatch.setattr(performing, "run", never)
     second = go(sweep_keys, tmp_path)
 
     assert second.resumed == 6
@@ -144,7 +145,7 @@ def test_a_bug_is_kept_with_its_traceback(
     def broken(*args: Any, **more: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(module, "run", broken)
+    monkeypatch.setattr(performing, "run", broken)
 
     outcome = go(sweep_keys, tmp_path)
 
@@ -224,7 +225,7 @@ def test_a_cluster_is_used_as_joblib_asks(
 def test_a_result_that_vanished_is_a_failed_row(
     sweep_keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "run_point", lambda *args: None)
+    monkeypatch.setattr(performing, "run_point", lambda *args: None)
 
     outcome = go(sweep_keys, tmp_path)
 
