@@ -21,6 +21,8 @@ import pytest
 from moetier.experiments import perform
 from moetier.experiments.perform import Backend
 from moetier.experiments.points import Point
+from moetier.experiments.search import run_search
+from moetier.experiments.search_config import check_search
 from moetier.experiments.sweep import Outcome, SweepConfig, points_of, run_sweep
 
 CONFIG = SweepConfig(
@@ -159,6 +161,33 @@ def test_a_worker_that_is_killed_loses_nothing(
 
     assert found.failed == []
     assert contents(tmp_path) == alone
+
+
+@pytest.mark.filterwarnings("default")
+def test_workers_run_the_same_search(
+    workers: tuple[Backend, Workers], run_keys: dict[str, Any], tmp_path: Path
+) -> None:
+    search = check_search(
+        {
+            "name": "small",
+            "base": run_keys,
+            "space": {
+                "eviction": ["lru", "layer-lfu"],
+                "capacity.dram": {"low": "10 %", "high": "50 %", "step": "10 %"},
+            },
+            "objectives": ["tpot_ms", "capacity.dram"],
+            "trials": 8,
+            "batch": 4,
+        },
+        "s",
+    )
+
+    one = run_search(search, tmp_path / "one")
+    two = run_search(search, tmp_path / "two", jobs=2, backend=workers[0])
+
+    assert two.rows == one.rows
+    for name in ("results.csv", "results.parquet", "front.csv", "provenance.json"):
+        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
 def test_workers_that_always_die_end_the_sweep_and_keep_what_is_done(
