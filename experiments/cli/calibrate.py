@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from moetier.sim.policy.base import Precision
 
 
 def calibrate(
@@ -23,6 +26,13 @@ def calibrate(
         str | None, typer.Option(help='Hold each lane to a rate, such as "100 MB/s".')
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads that compute.")] = 1,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also time experts as a policy's precision stores them: a part such as "
+            "'{kind: uniform, bits: 4}', or a preset. Repeatable."
+        ),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="How long to measure, about.")] = 120,
 ) -> None:
     """Measure this machine with micro-benchmarks and write a hardware profile of it."""
@@ -34,12 +44,25 @@ def calibrate(
 
     geometry = load_geometry(model)
     held = Pace(parse_rate(pace)) if pace is not None else None
+    precisions = [_precision(text) for text in precision or ()]
     with bar("calibrate") as progress:
         measure(
             machine, out, geometry, weights, folder,
             seconds=seconds, on_progress=progress, lanes=lanes, pace=held, threads=threads,
+            precisions=precisions,
         )  # fmt: skip
     typer.echo(out)
+
+
+def _precision(text: str) -> Precision:
+    """Return the part that *text* names or describes, or that of the preset *text*."""
+    from moetier.experiments.files import inside
+    from moetier.experiments.overrides import apply_overrides
+    from moetier.sim.policy.compose import compose, presets
+
+    with inside("--precision"):
+        policy = apply_overrides({}, [f"precision={text}"])
+        return compose(text if text in presets() else policy).precision
 
 
 def add_to(app: typer.Typer) -> None:

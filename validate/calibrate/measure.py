@@ -14,7 +14,7 @@ from moetier.validate.calibrate.device import DensePoint, Device
 from moetier.validate.calibrate.samples import Sample, alternate, repeat
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)  # of one expert
-TOGETHER = 8  # experts of a batch, against one alone, to tell what a batch costs by itself
+TOGETHER = 8  # experts of a batch, where nobody says how many a token uses
 CONTEXTS = (1, 512, 2048)  # of one token in decode
 IN_LOCKSTEP = 4  # tokens of a larger decode batch
 PROMPTS = (1, 16, 128, 512)
@@ -37,6 +37,7 @@ class Figures:
     copy_beside: Sample
     idle_uw: int | None  # microwatts
     busy_uw: int | None
+    together: int = TOGETHER  # experts of a batch, against one alone
 
     @property
     def latency(self) -> int:
@@ -58,21 +59,19 @@ class Figures:
 
     @property
     def overhead(self) -> int:
-        """Return what a batch costs beside its experts, in ns: the least that any kernel shows.
+        """Return what a batch costs beside its experts, in ns, as the first kernel shows it.
 
-        A batch of k experts takes overhead + k * expert, and so does one of one.
+        A batch of k experts takes overhead + k * expert, and so does one of one. What another
+        kernel's batch costs beside that is in its experts.
         """
-        kernels = {kernel for kernel, _, _ in self.experts}
-        return max(0, min(map(self._overhead, kernels)))
-
-    def _overhead(self, kernel: str) -> int:
-        alone, together = (self.experts[kernel, 1, count].ns for count in (1, TOGETHER))
-        return (TOGETHER * alone - together) // (TOGETHER - 1)
+        kernel, n = next(iter(self.experts))[0], self.together
+        alone, together = (self.experts[kernel, 1, count].ns for count in (1, n))
+        return max(0, (n * alone - together) // (n - 1))
 
     def expert(self, kernel: str, tokens: int) -> int:
         """Return what one expert takes of a batch, in ns."""
-        took = self.experts[kernel, tokens, TOGETHER].ns - self.overhead
-        return max(ceil_div(took, TOGETHER), 1)
+        took = self.experts[kernel, tokens, self.together].ns - self.overhead
+        return max(ceil_div(took, self.together), 1)
 
     @property
     def compute_slowdown(self) -> Fraction:
@@ -102,12 +101,17 @@ def measure(
     on_progress: OnProgress | None = None,
     now: Callable[[], int] = perf_counter_ns,
     rest: Callable[[float], None] = sleep,
+    together: int = TOGETHER,
 ) -> Figures:
-    """Measure *device* in about *seconds*; *on_progress* hears of (points done, points in all)."""
+    """Measure *device* in about *seconds*; *on_progress* hears of (points done, points in all).
+
+    Experts are timed in batches of *together*, two or more: best as many as a token uses, for what
+    a batch costs by itself is not the same for every kernel.
+    """
     largest = max(device.kernels.values())
     sizes = sorted({*SIZES, *device.kernels.values(), *(n // 2 for n in device.kernels.values())})
     copies = [(n, lanes) for n in sizes for lanes in lane_counts(device.lanes)]
-    experts = [(k, t, TOGETHER) for k in device.kernels for t in TOKENS]
+    experts = [(k, t, together) for k in device.kernels for t in TOKENS]
     experts += [(k, 1, 1) for k in device.kernels]
     dense = [point for point in dense_points() if device.dense_bytes(point.head) is not None]
     total = len(copies) + len(experts) + len(dense) + 5  # host, contention twice, power twice
@@ -130,7 +134,7 @@ def measure(
     host = of(device.host)
 
     def compute() -> int:
-        return device.experts(kernel, TOGETHER, 1)
+        return device.experts(kernel, together, 1)
 
     def copy() -> int:
         return device.copy(largest, device.lanes)
@@ -156,6 +160,7 @@ def measure(
         copies=copied, experts=computed, dense=timed, host=host,
         compute_alone=compute_alone, compute_beside=compute_beside,
         copy_alone=copy_alone, copy_beside=copy_beside, idle_uw=idle, busy_uw=busy,
+        together=together,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from moetier.sim.units import format_ns
 from moetier.sim.yaml_input import check
 from moetier.traces.files import replacing
 from moetier.validate.calibrate.device import Device
-from moetier.validate.calibrate.measure import TOGETHER, TOKENS, Figures
+from moetier.validate.calibrate.measure import TOKENS, Figures
 from moetier.validate.calibrate.samples import Sample
 from moetier.validate.calibrate.ways import kernel_name
 
@@ -34,10 +34,10 @@ def profile_of(name: str, device: Device, figures: Figures, model: str) -> Profi
     most = max(TOKENS)
     ops = max(device.expert_ops * most * 1_000_000_000 // figures.expert(kernel, most), 1)
     contention = (
-        f"measured {date}: {TOGETHER} experts with all {device.lanes} lanes busy against alone, "
-        f"{_said(figures.compute_beside)} against {_said(figures.compute_alone)}; beside compute "
-        f"copies took {_percent(figures.copy_slowdown)} longer ({_said(figures.copy_beside)} "
-        f"against {_said(figures.copy_alone)}), which is not modelled"
+        f"measured {date}: {figures.together} experts with all {device.lanes} lanes busy against "
+        f"alone, {_said(figures.compute_beside)} against {_said(figures.compute_alone)}; beside "
+        f"compute copies took {_percent(figures.copy_slowdown)} longer "
+        f"({_said(figures.copy_beside)} against {_said(figures.copy_alone)}), which is not modelled"
     )
     data: dict[str, Any] = {
         "name": name,
@@ -102,7 +102,7 @@ def _compute(device: Device, figures: Figures, date: str, ops: int) -> dict[str,
                 "nbytes": f"{nbytes} B",
                 "tokens": tokens,
                 "time": f"{figures.expert(kernel, tokens)} ns",
-                **_beside(figures.experts[kernel, tokens, TOGETHER]),
+                **_beside(figures.experts[kernel, tokens, figures.together]),
             }
             for kernel, nbytes in device.kernels.items()
             for tokens in TOKENS
@@ -119,8 +119,8 @@ def _compute(device: Device, figures: Figures, date: str, ops: int) -> dict[str,
             for point, sample in figures.dense.items()
         ],
         "source": (
-            f"measured {date}; an expert is a part of a batch of {TOGETHER}, and what a batch of "
-            f"one takes beyond its part is the overhead; host time per layer: "
+            f"measured {date}; an expert is a part of a batch of {figures.together}, and what a "
+            f"batch of one takes beyond its part is the overhead; host time per layer: "
             f"{_said(figures.host)}; the peak is that of {max(TOKENS)} tokens on one expert"
         ),
     }

@@ -30,19 +30,20 @@ def calibrate(
 ) -> Profile:
     """Measure *machine* in about *seconds* and write a profile of it to *out*, which is replaced.
 
-        *geometry* and *weights* say which experts and dense parts are timed; *folder* is where the
-    where the expert file of later runs lies. *given* goes to the machine: lanes, pace, threads, and
-        *precisions*, whose ways to compute an expert are timed beside whole ones.
+    *geometry* and *weights* say which experts and dense parts are timed; *folder* is where the
+    expert file of later runs lies. *given* goes to the machine: lanes, pace, threads, and
+    *precisions*, whose ways to compute an expert are timed beside whole ones.
 
     Raises:
-            InputError: If there is no such machine here, or it cannot do what is asked.
+        InputError: If there is no such machine here, or it cannot do what is asked.
     """
     target = Path(out)
     _check_target(target)
     if seconds <= 0:
         raise InputError(f"{seconds} seconds", where="seconds", way_out="give more than none")
     with open_device(machine, geometry, weights, Path(folder), **given) as device:
-        figures = measure(device, seconds, on_progress)
+        used = max(geometry.top_k, 2)  # by a token
+        figures = measure(device, seconds, on_progress, together=used)
         profile = profile_of(target.stem, device, figures, f"{geometry.name} in {weights}")
     write_profile(target, profile)
     return profile

@@ -2,18 +2,22 @@
 
 A way is a kernel with a choice of slices: an expert in bit slices is computed from its MSB slice
 alone, or from both. Each has a row of its own in a profile, by the kernel's name and its bytes.
+Channels are all there, and what is chosen is how many of them are kept: the bytes are those read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import cycle
 
 import numpy as np
 
 from moetier.sim.policy.base import Precision
 from moetier.sim.policy.precision.channels import Channels
+from moetier.traces.batch import Bools, LayerBatch
+from moetier.traces.channels import channel_cost
 from moetier.traces.geometry import Geometry
 from moetier.validate.machines.direct import page_memory
 from moetier.validate.machines.experts import Experts, Kernel, WholeKernel
@@ -34,6 +38,7 @@ class Way:
     nbytes: int
     experts: Experts
     slots: Iterator[Sequence[Slot | None]]
+    ids: Iterator[int]  # of different experts, for what a kernel keeps beside slots
 
 
 def whole(kernel: WholeKernel) -> dict[str, Way]:
@@ -42,13 +47,13 @@ def whole(kernel: WholeKernel) -> dict[str, Way]:
 
 
 def ways(precision: Precision, geometry: Geometry, weights: str) -> dict[str, Way]:
-    """Return the ways of *precision* by name; none for channels, which have no fixed bytes.
+    """Return the ways of *precision* by name.
 
     Raises:
         InputError: If no kernel computes it.
     """
     if isinstance(precision, Channels):
-        return {}
+        return _channels(precision, geometry, weights)
     kernel = kernel_of(precision, geometry, weights)
     parts = max(part for level in kernel.levels for part in level) + 1
     return _named(precision.kernel, kernel, list(kernel.levels), parts)
@@ -64,15 +69,64 @@ def _named(
 ) -> dict[str, Way]:
     found = {}
     for level in levels:
-        made = {part: kernel.made_up(part, 0) for part in level}
-        nbytes = sum(len(data) for data in made.values())
-        count = max(-(-UNCACHED // nbytes), 2) if nbytes > SMALL else MOST
-        slots = [
-            [_slot(made[part]) if part in made else None for part in range(parts)]
-            for _ in range(count)
-        ]
-        found[f"{name}{SEPARATOR}{nbytes}"] = Way(nbytes, Experts(kernel), cycle(slots))
+        slots, nbytes = _different(kernel, level, parts)
+        way = Way(nbytes, Experts(kernel), cycle(slots), cycle(range(MOST)))
+        found[f"{name}{SEPARATOR}{nbytes}"] = way
     return found
+
+
+def _different(
+    kernel: Kernel, level: Sequence[int], parts: int
+) -> tuple[list[list[Slot | None]], int]:
+    """Return the slots of different experts, with the slices of *level*, and the bytes of one."""
+    made = {part: kernel.made_up(part, 0) for part in level}
+    nbytes = sum(len(data) for data in made.values())
+    count = max(-(-UNCACHED // nbytes), 2) if nbytes > SMALL else MOST
+    slots = [
+        [_slot(made[part]) if part in made else None for part in range(parts)] for _ in range(count)
+    ]
+    return slots, nbytes
+
+
+def _channels(precision: Channels, geometry: Geometry, weights: str) -> dict[str, Way]:
+    """Return an expert of which half the channels of the target are read, as many, and all."""
+    layer = geometry.model_copy(
+        update={"n_experts": MOST, "moe_layers": [0], "n_layers": 1, "top_k": 1}
+    )
+    kernel = kernel_of(precision, layer, weights)
+    slots, whole = _different(kernel, kernel.levels[0], precision.blocks)
+    per_weight = Fraction(whole, geometry.expert_weights)
+    cost = channel_cost(
+        geometry, rank=precision.rank, group=precision.group, bytes_per_weight=per_weight
+    )
+    each = cost.kept(precision.reads)
+    found = {}
+    for n in sorted({max(each // 2, 1), each, cost.channels} - {0}):
+        kept = Kept(n, each, cost.channels)
+        nbytes = cost.read_bytes(n)
+        found[f"{precision.kernel}{SEPARATOR}{nbytes}"] = Way(
+            nbytes, Experts(kernel, kept), cycle(slots), cycle(range(MOST))
+        )
+    return found
+
+
+class Kept(Precision):
+    """Channels that are drawn, *union* of them over the tokens of an expert, however many."""
+
+    def __init__(self, union: int, each: int, channels: int) -> None:
+        """Let a token keep *each* of *channels*, and more where the union takes that."""
+        self._union, self._each, self._channels = union, each, channels
+        self._rng = np.random.default_rng(0)
+
+    def channels(self, batch: LayerBatch) -> Bools:
+        """Return which channels each entry keeps, (entries, channels)."""
+        tokens, union = batch.n_tokens, self._union
+        kept = min(max(self._each, -(-union // tokens)), union)
+        chosen = self._rng.permutation(self._channels)[:union]
+        places = (np.arange(tokens)[:, None] * kept + np.arange(kept)) % union
+        mask = np.zeros((tokens, self._channels), np.bool_)
+        np.put_along_axis(mask, chosen[places], True, 1)
+        return mask.repeat(len(batch.experts) // tokens, 0)
 
 
 def _slot(data: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Slot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter_ns, sleep
 from typing import Any
 
 import pytest
@@ -14,16 +15,20 @@ torch = pytest.importorskip("torch")
 from moetier.experiments.cli import app  # noqa: E402
 from moetier.sim.hardware import load_profile  # noqa: E402
 from moetier.sim.policy.precision.bit_sliced import BitSliced  # noqa: E402
+from moetier.sim.policy.precision.channels import Channels  # noqa: E402
 from moetier.sim.policy.precision.uniform import Uniform  # noqa: E402
 from moetier.sim.run import Setting, simulate  # noqa: E402
+from moetier.traces.batch import DECODE, LayerBatch  # noqa: E402
+from moetier.traces.channels import channel_cost  # noqa: E402
 from moetier.traces.errors import InputError  # noqa: E402
 from moetier.traces.formats import bit_slice_bytes  # noqa: E402
 from moetier.traces.geometry import Geometry  # noqa: E402
 from moetier.traces.synthetic import Synthetic  # noqa: E402
 from moetier.validate.calibrate import disk  # noqa: E402
+from moetier.validate.calibrate.device import DensePoint  # noqa: E402
 from moetier.validate.calibrate.measure import TOKENS  # noqa: E402
 from moetier.validate.calibrate.run import calibrate, open_device  # noqa: E402
-from moetier.validate.calibrate.ways import kernel_name  # noqa: E402
+from moetier.validate.calibrate.ways import Kept, kernel_name  # noqa: E402
 from moetier.validate.identity import check_identity  # noqa: E402
 from moetier.validate.machines.pacing import Pace  # noqa: E402
 
@@ -187,3 +192,172 @@ def test_each_way_of_a_precision_is_timed_by_its_bytes(tmp_path: Path) -> None:
     assert [kernel for kernel, _ in sizes].count("codes-4") == 1
     assert sizes[0][0] == "whole"
     assert min(took.values()) > 0
+
+
+def test_experts_are_timed_right_after_copies_landed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with disk.disk_device(GEOMETRY, "bf16", tmp_path, lanes=2, **SMALL) as device:
+        kernel = next(iter(device.kernels))
+        device.experts(kernel, 3, 1)
+        lanes = device._lane_set(device.kernels[kernel], 2)
+        served = [lanes.served]
+        for once in (
+            lambda: device.experts(kernel, 3, 1),
+            lambda: device.dense(DensePoint("decode", False, 1, 8)),
+        ):
+            once()
+            served.append(lanes.served)
+        monkeypatch.setattr(device, "_read", None)  # none of its own where all lanes are busy
+        with device.copying():
+            begun = lanes.served
+            took = device.experts(kernel, 3, 1)
+
+    assert served == [2, 4, 6]  # one on each lane
+    assert begun > 6
+    assert took > 0
+
+
+def test_only_compute_is_timed(tmp_path: Path) -> None:
+    """A pace that makes copies slow makes no compute slow."""
+    pace = Pace(1_000_000, 60_000_000)
+    with disk.disk_device(GEOMETRY, "bf16", tmp_path, lanes=1, pace=pace, **SMALL) as device:
+        kernel = next(iter(device.kernels))
+        begin = perf_counter_ns()
+        took = min(device.experts(kernel, 2, 1) for _ in range(4))
+        dense = min(device.dense(DensePoint("decode", False, 1, 8)) for _ in range(4))
+        passed = perf_counter_ns() - begin
+
+    assert passed > 8 * 60_000_000
+    assert max(took, dense) < 60_000_000
+
+
+def test_a_dense_part_is_timed_after_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with disk.disk_device(GEOMETRY, "bf16", tmp_path, lanes=1, **SMALL) as device:
+        asked: list[tuple[str, int, int]] = []
+        usual = device.experts
+        monkeypatch.setattr(device, "experts", lambda *way: asked.append(way) or usual(*way))
+        device.dense(DensePoint("prefill", False, 16, 136))
+
+    assert asked == [(next(iter(device.kernels)), GEOMETRY.top_k, 1)]
+
+
+def test_host_time_is_without_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moetier.validate.machines.dense import Dense
+
+    usual = Dense.run
+
+    def slow(self: Dense, batch: LayerBatch, x: torch.Tensor) -> None:
+        usual(self, batch, x)
+        sleep(0.02)
+
+    monkeypatch.setattr(Dense, "run", slow)
+    with disk.disk_device(GEOMETRY, "bf16", tmp_path, lanes=1, **SMALL) as device:
+        found = sorted(device.host() for _ in range(20))
+
+    assert 0 < found[10] < 10_000_000
+
+
+CHANNELS = {"reads": "150 %", "recovery": "none"}  # rows are short beside a sector
+
+
+@pytest.mark.parametrize("unit", [{}, {"unit": "block", "blocks": 4}])
+def test_channels_are_timed_by_the_bytes_that_are_read(tmp_path: Path, unit: Any) -> None:
+    pytest.importorskip("numba")
+    part = Channels(**CHANNELS, **unit)
+    cost = channel_cost(GEOMETRY)
+    kept = cost.kept(part.reads)
+    with disk.disk_device(
+        GEOMETRY, "bf16", tmp_path, lanes=1, precisions=[part], **SMALL
+    ) as device:
+        took = {name: device.experts(name, 2, 3) for name in device.kernels}
+
+    sizes = {nbytes for name, nbytes in device.kernels.items() if kernel_name(name) == "channels"}
+    assert sizes == {cost.read_bytes(n) for n in (kept // 2, kept, cost.channels)}
+    assert min(took.values()) > 0
+
+
+def test_a_profile_with_channels_leaves_nothing_to_a_roofline(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    policy = {"precision": {"kind": "channels", **CHANNELS}}
+    given: dict[str, Any] = {"folder": tmp_path, "seconds": 0.1, "lanes": 1, **SMALL}
+    parts = [Channels(**CHANNELS)]
+    source = Synthetic(GEOMETRY, prompt=1, tokens=6)
+    said = []
+    for name, more in (("without", {}), ("with", {"precisions": parts})):
+        profile = calibrate("disk", tmp_path / f"{name}.yaml", GEOMETRY, **given, **more)
+        found = simulate(source, Setting(profile, policy, capacity={"dram": 8 * 12288}))
+        said.append([text for text in found.known_limitations if "kernel 'channels'" in text])
+
+    assert len(said[0]) == 1
+    assert said[1] == []
+
+
+@pytest.mark.parametrize(
+    ("union", "each", "tokens", "kept"),
+    [(4, 4, 1, 4), (4, 4, 3, 4), (2, 4, 1, 2), (16, 4, 1, 16), (16, 4, 2, 8), (16, 4, 8, 4)],
+)
+def test_the_union_of_what_tokens_keep_is_as_stated(
+    union: int, each: int, tokens: int, kept: int
+) -> None:
+    batch = LayerBatch(0, DECODE, 0, tokens, tokens, [5, 9] * tokens)
+    drawing = Kept(union, each, 16)
+    mask = drawing.channels(batch)
+
+    assert mask.shape == (2 * tokens, 16)
+    assert mask.any(0).sum() == union
+    assert set(mask.sum(1).tolist()) == {kept}
+    assert (mask[::2] == mask[1::2]).all()  # a token keeps the same of both experts
+    assert any((drawing.channels(batch) != mask).any() for _ in range(9)) == (kept < 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "kernel"),
+    [
+        ("{kind: uniform, bits: 3, group: 32}", "codes-3"),
+        ('{"kind": "bit-sliced", "bits": [6, 3]}', "bit-sliced-6-3"),
+        ("hobbit", "hobbit"),
+        ("slicemoe", "bit-sliced-6-3"),  # a preset
+    ],
+)
+def test_the_command_takes_precisions(
+    text: str, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from moetier.validate.calibrate import run
+
+    seen: list[str] = []
+
+    def record(*_: Any, precisions: Any, **__: Any) -> None:
+        seen.extend(part.kernel for part in precisions)
+
+    monkeypatch.setattr(run, "calibrate", record)
+    asked = ["calibrate", "--machine", "disk", "--out", str(tmp_path / "p.yaml"), "--precision"]
+    done = CliRunner().invoke(app, [*asked, text, "--precision", "full"])
+    wrong = CliRunner().invoke(app, [*asked, "nonsense"])
+
+    assert done.exit_code == 0, done.output
+    assert seen == [kernel, "whole"]
+    assert wrong.exit_code == 2
+    assert "--precision: policy.precision: unknown precision 'nonsense'" in wrong.stderr
+
+
+def test_experts_are_timed_in_batches_of_what_a_token_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[int] = set()
+    usual = disk.DiskDevice.experts
+
+    def experts(self: Any, kernel: str, count: int, tokens: int) -> int:
+        asked.add(count)
+        return usual(self, kernel, count, tokens)
+
+    monkeypatch.setattr(disk.DiskDevice, "experts", experts)
+    three = GEOMETRY.model_copy(update={"top_k": 3})
+    given: dict[str, Any] = {"folder": tmp_path, "seconds": 0.1, "lanes": 1, **SMALL}
+    calibrate("disk", tmp_path / "p.yaml", three, **given)
+
+    assert asked == {1, 3}

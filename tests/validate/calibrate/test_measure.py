@@ -8,7 +8,14 @@ import pytest
 
 from moetier.sim.hardware import load_profile
 from moetier.validate.calibrate.device import DensePoint
-from moetier.validate.calibrate.measure import Figures, dense_points, lane_counts, measure, power
+from moetier.validate.calibrate.measure import (
+    TOGETHER,
+    Figures,
+    dense_points,
+    lane_counts,
+    measure,
+    power,
+)
 from moetier.validate.calibrate.power import energy_uj
 from moetier.validate.calibrate.profile import profile_of, write_profile
 
@@ -46,6 +53,35 @@ def test_a_batch_is_its_overhead_and_its_experts(fake: Any) -> None:
     assert [figures.expert("whole", n) for n in (1, 16, 128)] == [
         EXPERT + TOKEN * n for n in (1, 16, 128)
     ]
+
+
+def test_a_batch_may_be_as_large_as_a_token_asks_for(fake: Any) -> None:
+    asked: list[tuple[str, int, int]] = []
+    usual = fake.experts
+    fake.experts = lambda *given: asked.append(given) or usual(*given)
+    figures = measure(fake, 1, now=lambda: fake.now, rest=fake.rest, together=3)
+    profile = profile_of("fake", fake, figures, "a model")
+
+    assert {count for _, _, count in figures.experts} == {1, 3}
+    assert {count for _, count, _ in asked} == {1, 3}
+    assert (figures.overhead, figures.expert("whole", 16)) == (OVERHEAD, EXPERT + TOKEN * 16)
+    assert "a part of a batch of 3" in profile.main_compute.source
+
+
+def test_what_another_kernel_costs_per_batch_is_in_its_experts(fake: Any) -> None:
+    """A batch of as many experts as were timed together takes what it took, whoever computes."""
+    fake.kernels = {"whole": 1_000_000, "slow": 400_000}
+    usual = fake.experts
+
+    def experts(kernel: str, count: int, tokens: int) -> int:
+        return int(usual(kernel, count, tokens)) + (50_000 if kernel == "slow" else 0)
+
+    fake.experts = experts
+    figures = figures_of(fake)
+
+    assert figures.overhead == OVERHEAD
+    batch = OVERHEAD + 50_000 + TOGETHER * (EXPERT + TOKEN)
+    assert figures.overhead + TOGETHER * figures.expert("slow", 1) == pytest.approx(batch, abs=8)
 
 
 def test_contention_is_what_compute_and_copies_take_longer(fake: Any) -> None:
