@@ -9,7 +9,9 @@ Shapes: T tokens, H hidden, D the width of a key, N entries of the key/value cac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +22,15 @@ from moetier.sim.machine.work import NO_WINDOW, DenseWork
 from moetier.traces.batch import DECODE, LayerBatch
 from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry
+from moetier.validate.machines.experts import CPU
 from moetier.validate.machines.random_weights import TORCH_DTYPES, random_weights
 from moetier.validate.machines.slots import require_memory
 
 QUERIES_AT_ONCE = 256
 """In a prefill: each block of queries sees the keys up to its own end."""
+
+Require = Callable[[int, str], None]
+"""Raises `InputError` where a number of bytes for something cannot be had."""
 
 _CACHE_DTYPES = {2: torch.bfloat16, 4: torch.float32}  # by bytes per number
 
@@ -68,8 +74,12 @@ class Dense:
         *,
         context: int = 0,
         seed: int = 0,
+        device: torch.device = CPU,
+        require: Require = require_memory,
     ) -> None:
         """Make the weights, and room for *context* key/value entries; it grows where more come.
+
+        They are on *device*; *require* raises where a number of bytes for something is not there.
 
         Weights of a format that torch has no type for are stored as as many bytes of bf16.
 
@@ -82,13 +92,14 @@ class Dense:
                 way_out="use a geometry with `hidden` for real machines",
             )
         self.hidden, self._work, self._seed = geometry.hidden, work, seed
+        self._device, self._require = device, require
         self._kind = weights if weights in TORCH_DTYPES else "bf16"
         self.dtype: torch.dtype = getattr(torch, TORCH_DTYPES[self._kind])
         row = self.hidden * self.dtype.itemsize
         head = _head_bytes(work) // row
         body = work.weight_bytes // row - head
         self._rows = np.stack([body, body + work.decode_bytes // row])  # by phase
-        require_memory(int(self._rows.max(0).sum() + head.sum()) * row, "dense weights")
+        require(int(self._rows.max(0).sum() + head.sum()) * row, "dense weights")
         self._body = [self._matrix(n, 0, at) for at, n in enumerate(self._rows.max(0).tolist())]
         self._head = [self._matrix(n, 1, at) for at, n in enumerate(head.tolist())]
         self._shape = attention_shape(geometry)
@@ -125,7 +136,7 @@ class Dense:
     def _matrix(self, rows: int, *which: int) -> Tensor:
         nbytes = rows * self.hidden * self.dtype.itemsize
         drawn = random_weights(nbytes, self._kind, self.hidden, self._seed, *which)
-        return torch.from_numpy(drawn).view(self.dtype).view(rows, self.hidden)
+        return torch.from_numpy(drawn).to(self._device).view(self.dtype).view(rows, self.hidden)
 
     def _make_caches(self, shape: AttentionShape) -> list[list[_Cache]]:
         """Return an empty cache per model layer, of the numbers that the work counts."""
@@ -149,7 +160,12 @@ class Dense:
                     way_out="use 2 or 4 on a real machine",
                 )
             windows = [NO_WINDOW] * full + [work.window] * sliding
-            made.append([_Cache(shape, window, _CACHE_DTYPES[size]) for window in windows])
+            made.append(
+                [
+                    _Cache(shape, window, _CACHE_DTYPES[size], self._device, self._require)
+                    for window in windows
+                ]
+            )
         return made
 
     def _attend(self, batch: LayerBatch) -> None:
@@ -163,9 +179,18 @@ class Dense:
 class _Cache:
     """The keys and values of one model layer."""
 
-    def __init__(self, shape: AttentionShape, window: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shape: AttentionShape,
+        window: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        require: Require,
+    ) -> None:
         self.dtype, self._shape, self._window = dtype, shape, window
-        self._keys = self._values = torch.empty(shape.groups, 0, shape.key, dtype=dtype)
+        self._require = require
+        self._like: dict[str, Any] = {"dtype": dtype, "device": device}
+        self._keys = self._values = torch.empty(shape.groups, 0, shape.key, **self._like)
         self._queries: dict[int, Tensor] = {}
 
     def seen(self, batch: LayerBatch) -> int:
@@ -182,13 +207,13 @@ class _Cache:
             return
         shape = self._shape
         wanted = entries * shape.numbers * self.dtype.itemsize
-        require_memory(wanted, "key/value cache")
+        self._require(wanted, "key/value cache")
         with torch.inference_mode():
-            self._keys = torch.ones(shape.groups, entries, shape.key, dtype=self.dtype)
+            self._keys = torch.ones(shape.groups, entries, shape.key, **self._like)
             self._values = (
                 self._keys[..., : shape.value]
                 if shape.joint
-                else torch.ones(shape.groups, entries, shape.value, dtype=self.dtype)
+                else torch.ones(shape.groups, entries, shape.value, **self._like)
             )
 
     def decode(self, batch: LayerBatch) -> None:
@@ -217,7 +242,7 @@ class _Cache:
         q = self._queries.get(tokens)
         if q is None:
             q = self._queries[tokens] = torch.ones(
-                1, shape.groups, shape.queries * tokens, shape.key, dtype=self.dtype
+                1, shape.groups, shape.queries * tokens, shape.key, **self._like
             )
         keys, values = self._keys[None, :, begin:end], self._values[None, :, begin:end]
         F.scaled_dot_product_attention(q, keys, values)

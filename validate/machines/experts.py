@@ -20,6 +20,8 @@ from moetier.traces.geometry import Geometry
 from moetier.validate.machines.random_weights import TORCH_DTYPES, Bytes, random_weights
 from moetier.validate.machines.slots import Slot
 
+CPU = torch.device("cpu")
+
 Levels = tuple[tuple[int, ...], ...]
 """By level of a policy's precision: the parts of an expert that it reads."""
 
@@ -140,12 +142,14 @@ class Routed(NamedTuple):
 class Experts:
     """The experts of a batch, one at a time, and their sum."""
 
-    def __init__(self, kernel: Kernel, precision: Precision | None = None) -> None:
-        """Compute each with *kernel*, as the *precision* of the running policy says.
+    def __init__(
+        self, kernel: Kernel, precision: Precision | None = None, device: torch.device = CPU
+    ) -> None:
+        """Compute each with *kernel* on *device*, as the *precision* of the running policy says.
 
         Without one every token is computed at the first level, with every channel.
         """
-        self.kernel, self._precision = kernel, precision
+        self.kernel, self._precision, self._device = kernel, precision, device
 
     def routed(
         self, batch: LayerBatch, experts: Iterable[int], degraded: Collection[int] = ()
@@ -165,15 +169,21 @@ class Experts:
             levels = self._precision.levels(batch, degraded)
             kept = self._precision.channels(batch)
         token_ids, dtype = batch.token_ids(), self.kernel.dtype
-        found = {}
+        everywhere = [at for places in entries.values() for at in places]
+        shares = [each] * len(everywhere) if batch.weights is None else batch.weights[everywhere]
+        # in one piece to the device, as a small copy costs as much as a large one
+        tokens = torch.tensor([token_ids[at] for at in everywhere]).to(self._device)
+        weights = torch.as_tensor(shares, dtype=dtype)[:, None].to(self._device)
+        found, begin = {}, 0
         for e, places in entries.items():
-            weights = [each] * len(places) if batch.weights is None else batch.weights[places]
+            end = begin + len(places)
             found[e] = Routed(
-                torch.tensor([token_ids[at] for at in places]),
-                torch.as_tensor(weights, dtype=dtype)[:, None],
+                tokens[begin:end],
+                weights[begin:end],
                 Which(batch.layer, e, None if kept is None else kept[places]),
                 None if levels is None else [levels[at] for at in places],
             )
+            begin = end
         return found
 
     def run(self, slots: Sequence[Slot | None], routed: Routed, x: Tensor) -> Tensor:
@@ -187,7 +197,8 @@ class Experts:
             for level in sorted(set(routed.levels)):
                 parts = self.kernel.levels[level]
                 there = [b if part in parts else None for part, b in enumerate(buffers)]
-                at = torch.tensor([mine_at == level for mine_at in routed.levels])
+                at = torch.tensor([n for n, own in enumerate(routed.levels) if own == level])
+                at = at.to(self._device)
                 made[at] = self.kernel.run(there, mine[at], routed.which)
             return made * routed.weights
 
@@ -209,15 +220,19 @@ def as_tensor(slot: Slot | None) -> Tensor | None:
     """Return the bytes of *slot* as (nbytes,) uint8, without copying; None for None."""
     if slot is None:
         return None
+    if isinstance(slot.memory, Tensor):
+        return slot.memory[: slot.nbytes]
     return torch.frombuffer(slot.memory, dtype=torch.uint8, count=slot.nbytes)
 
 
 class RandomHidden:
     """Hidden states of a batch: random, of unit variance, and the same every time."""
 
-    def __init__(self, hidden: int, dtype: torch.dtype, seed: int = 0) -> None:
-        """Make states of *hidden* numbers."""
-        self._hidden, self._dtype, self._seed = hidden, dtype, seed
+    def __init__(
+        self, hidden: int, dtype: torch.dtype, seed: int = 0, device: torch.device = CPU
+    ) -> None:
+        """Make states of *hidden* numbers on *device*."""
+        self._hidden, self._dtype, self._seed, self._device = hidden, dtype, seed, device
         self._made: dict[int, Tensor] = {}
 
     def __call__(self, batch: LayerBatch) -> Tensor:
@@ -226,5 +241,5 @@ class RandomHidden:
         if n not in self._made:
             generator = torch.Generator().manual_seed(self._seed)
             drawn = torch.randn(n, self._hidden, generator=generator)
-            self._made[n] = drawn.to(self._dtype)
+            self._made[n] = drawn.to(self._device, self._dtype)
         return self._made[n]

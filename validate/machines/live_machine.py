@@ -19,10 +19,10 @@ from moetier.validate.live import Driver
 from moetier.validate.machines.experts import as_tensor
 from moetier.validate.machines.lanes import Asked
 from moetier.validate.machines.spans import Piece
-from moetier.validate.machines.tier import DiskTier
+from moetier.validate.machines.tier import SlotTier
 
 
-class LiveDisk(DiskTier):
+class LiveDisk(SlotTier):
     """A `Machine` whose compute is a model's, so that a batch has a `begin` and an `end`."""
 
     _open: tuple[LayerPlan, int, Asked, int, int] | None = None
@@ -60,7 +60,7 @@ class LiveDisk(DiskTier):
                 raise RuntimeError(f"slices {sorted(away)} are needed and not there")
             with self._clock.stopped():
                 found = [
-                    self._file.read_aside(s) if slot is None else slot
+                    self._store.read_aside(s) if slot is None else slot
                     for s, slot in zip(slices, found, strict=True)
                 ]
         return [tensor for slot in found if (tensor := as_tensor(slot)) is not None]

@@ -19,7 +19,7 @@ from moetier.sim.policy.base import Precision
 from moetier.sim.run import MachineFactory, Result, Setting, TraceSource, set_up, simulate
 from moetier.sim.units import format_bytes
 from moetier.sim.warnings import modelled
-from moetier.validate.machines.disk import DiskMachine, Hidden
+from moetier.validate.machines.disk import DiskMachine
 from moetier.validate.machines.experts import Kernel
 from moetier.validate.machines.kernels.of_policy import kernel_of
 from moetier.validate.machines.pacing import Pace
@@ -31,6 +31,7 @@ from moetier.validate.machines.slices_file import (
     write_slices,
 )
 from moetier.validate.machines.tier import slots_for
+from moetier.validate.machines.trace_machine import Hidden
 
 
 class DiskMachines:

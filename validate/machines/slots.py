@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from moetier.sim.units import format_bytes
 from moetier.traces.errors import InputError
@@ -16,7 +16,7 @@ from moetier.validate.machines.direct import aligned, page_memory
 class Slot:
     """Memory for one slice: its first *nbytes* bytes count, the rest fills the last page."""
 
-    memory: mmap.mmap
+    memory: Any  # mapped pages; on a device a tensor there, (bytes,) uint8
     nbytes: int
 
 
@@ -36,15 +36,15 @@ class SlotPool:
         self.limit = limit
         self.held = 0  # bytes, lent or idle
         self.peak = 0
-        self._idle: dict[int, list[mmap.mmap]] = {}
+        self._idle: dict[int, list[Any]] = {}
         self._lock = Lock()
-        require_memory(limit, "slots")
+        self._check(limit)
 
     def reserve(self, nbytes: int, count: int) -> None:
         """Make *count* buffers for slices of *nbytes* beforehand, as far as the limit goes."""
         size = max(aligned(nbytes), 1)
         for _ in range(min(count, (self.limit - self.held) // size)):
-            self._idle.setdefault(size, []).append(page_memory(size))
+            self._idle.setdefault(size, []).append(self._new(size))
             self.held += size
         self.peak = max(self.peak, self.held)
 
@@ -60,7 +60,7 @@ class SlotPool:
             if idle:
                 return Slot(idle.pop(), nbytes)
             self._make_room(size)
-            memory = page_memory(size)
+            memory = self._new(size)
             self.held += size
             self.peak = max(self.peak, self.held)
             return Slot(memory, nbytes)
@@ -76,10 +76,26 @@ class SlotPool:
         with self._lock:
             return self.held - sum(size * len(idle) for size, idle in self._idle.items())
 
+    def close(self) -> None:
+        """Let go of all buffers, lent ones too; nobody may use one any more."""
+        with self._lock:
+            self._idle.clear()
+
+    def _check(self, limit: int) -> None:
+        """Raise `InputError` where *limit* bytes cannot be had."""
+        require_memory(limit, "slots")
+
+    def _new(self, size: int) -> Any:
+        """Return a buffer of *size* bytes, which are whole pages."""
+        return page_memory(size)
+
+    def _drop(self, memory: Any) -> None:
+        """Let go of a buffer: the system has it back when the last view of it is gone."""
+
     def _make_room(self, size: int) -> None:
         for other, idle in self._idle.items():
             while idle and self.held + size > self.limit:
-                idle.pop()  # the system has it back when the last view of it is gone
+                self._drop(idle.pop())
                 self.held -= other
         if self.held + size > self.limit:
             raise InputError(

@@ -1,15 +1,16 @@
-"""This module keeps slices of a file in memory as plans say: what all disk machines share.
+"""This module keeps slices in fast memory as plans say: what all real machines share.
 
-What differs is who computes: random weights of the true size (`disk`), or a model that runs
-(`live_disk`). Warm-up costs no time in a simulation; here a slice that warm-up made resident is
-read when it is first needed, with the clock stopped.
+What differs is where slices come from, a file (`disk`) or memory of the host (`cuda`), and who
+computes: random weights of the true size (`trace_machine`), or a model that runs (`live_machine`).
+Warm-up costs no time in a simulation; here a slice that warm-up made resident is brought when it is
+first needed, with the clock stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from moetier.sim.layout import Layout
 from moetier.sim.machine.base import LayerTiming, OnSpan
@@ -18,19 +19,30 @@ from moetier.sim.plan import LayerPlan
 from moetier.traces.errors import InputError
 from moetier.validate.machines.clock import Clock
 from moetier.validate.machines.direct import aligned
-from moetier.validate.machines.lanes import Asked, LaneSet, Transfer
+from moetier.validate.machines.lanes import Asked, LaneSet, Reader, Transfer
 from moetier.validate.machines.pacing import Pace
-from moetier.validate.machines.slices_file import SlicesFile
-from moetier.validate.machines.slots import SlotPool
+from moetier.validate.machines.slots import Slot, SlotPool
 from moetier.validate.machines.spans import Piece, Timeline
 
 
-class DiskTier:
-    """Memory over a file of slices; close it after use. `now` is the end of the last batch."""
+class Store(Reader, Protocol):
+    """Where all slices of a run lie."""
+
+    def read_aside(self, slice_id: int) -> Slot:
+        """Return a slice in memory of its own, beside all slots."""
+        ...
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raise `InputError` unless it holds exactly the slices of *layout*."""
+        ...
+
+
+class SlotTier:
+    """Slots over a store of slices; close it after use. `now` is the end of the last batch."""
 
     def __init__(
         self,
-        file: SlicesFile,
+        store: Store,
         hierarchy: Hierarchy,
         layout: Layout,
         on_span: OnSpan | None = None,
@@ -38,31 +50,40 @@ class DiskTier:
         lanes: int | None = None,
         pace: Pace | None = None,
         slot_bytes: int | None = None,
+        pool: Callable[[int], SlotPool] = SlotPool,
     ) -> None:
-        """Get ready; the arguments are those of `DiskMachine`, and so are the errors."""
+        """Get ready; the arguments are those of `DiskMachine`, and so are the errors.
+
+        *pool* makes the slots, given how many bytes they may take.
+        """
         if len(hierarchy.links) != 1:
             raise InputError(
-                f"the disk machine has two tiers, not {len(hierarchy.names)}",
+                f"a real machine has two tiers, not {len(hierarchy.names)}",
                 where="tiers",
-                way_out="name the memory and the disk",
+                way_out="name the memory that computes and the one below it",
             )
-        file.check_layout(layout)
+        store.check_layout(layout)
         self.now = 0
         self.lanes_used = lanes or hierarchy.links[0].lanes
         self._layout, self._overlap = layout, hierarchy.overlap
-        self._file = file
+        self._below = hierarchy.names[1]
+        self._store = store
         if slot_bytes is None:
             slot_bytes = slots_for(layout, layout.total_bytes, self.lanes_used)
-        self.slots = SlotPool(slot_bytes)
-        if layout.each:
-            self.slots.reserve(layout.each, len(layout.nbytes) + self.lanes_used)
+        self.slots = pool(slot_bytes)
+        try:
+            if layout.each:
+                self.slots.reserve(layout.each, len(layout.nbytes) + self.lanes_used)
+        except BaseException:
+            self.slots.close()
+            raise
         self._timeline = Timeline(on_span, layout, hierarchy) if on_span is not None else None
         self._held: dict[int, Transfer] = {}  # planned to be in memory
         self._under_way: dict[int, Transfer] = {}  # prefetched and not asked for yet
         self._began = False
         self._clock = Clock()
         self.lanes = LaneSet(
-            file,
+            store,
             self.lanes_used,
             pace,
             clock=self._clock,
@@ -105,6 +126,7 @@ class DiskTier:
         self.lanes.close()
         self._held.clear()
         self._under_way.clear()
+        self.slots.close()
 
     def __enter__(self) -> Self:
         """Use the machine."""
@@ -126,11 +148,13 @@ class DiskTier:
         changes no time: only what is queued or in flight has to be there until the end.
 
         Raises:
-            InputError: If the plan wants what no disk can do.
+            InputError: If the plan wants what no lower tier can do.
         """
         if plan.cpu:
             raise InputError(
-                "nothing computes from the disk", where="policy.miss", way_out="use `miss: fetch`"
+                f"nothing computes from '{self._below}' on a real machine",
+                where="policy.miss",
+                way_out="use `miss: fetch`",
             )
         self.wake()
         dropped = self._forget(plan.replaced)
@@ -184,7 +208,7 @@ class DiskTier:
             for s in warm:
                 t = self._held[s] = Transfer(s, self._layout.nbytes[s], self.now, False)
                 t.slot = self.slots.take(t.nbytes)
-                self._file.read(s, t.slot)
+                self._store.read(s, t.slot)
                 t.start = t.done = self.now
 
     def _is_here(self, slice_id: int) -> bool:

@@ -37,6 +37,7 @@ from moetier.traces.errors import InputError
 from moetier.traces.formats import check_group, check_slice_bits
 from moetier.validate.numerics.experts import ExpertMatrices, require_finite
 from moetier.validate.numerics.groupwise import GROUP, Quantised, dequantised, quantise
+from moetier.validate.numerics.torch_bits import unpack_bits_anywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +244,8 @@ def unpack_bits(stream: Tensor, count: int, bits: int) -> Tensor:
     """
     if bits == 8:
         return stream[:count]
+    if stream.device.type != "cpu":
+        return unpack_bits_anywhere(stream, count, bits)
     data: npt.NDArray[np.uint8] = stream.numpy()
     if bits in (1, 2, 4):
         return torch.from_numpy(_table(bits, 8 // bits)[data].view(np.uint8)[:count])

@@ -441,7 +441,7 @@ def test_a_policy_that_computes_on_the_disk_is_refused(packed: Path, source: Syn
     machine = toy_profile()
     with (
         disk_machine(packed) as machines,
-        pytest.raises(InputError, match="computes from the disk"),
+        pytest.raises(InputError, match="nothing computes from 'dram' on"),
     ):
         simulate(source, Setting(machine, {"miss": "cpu"}), machine=machines)
 

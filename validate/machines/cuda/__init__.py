@@ -1,0 +1,1 @@
+"""This package performs plans with copies from pinned host memory to a GPU, and matmuls there."""
