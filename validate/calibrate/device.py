@@ -86,6 +86,11 @@ class Device(Protocol):
         """Keep the processor busy with experts meanwhile."""
         ...
 
+    @property
+    def energy_window(self) -> int:
+        """The shortest time, in ns, over which a difference of `energy` means something."""
+        ...
+
     def energy(self) -> int | None:
         """Return a counter of the machine's energy in microjoules; None where there is none."""
         ...

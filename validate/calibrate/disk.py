@@ -39,6 +39,8 @@ LATE = 0.1  # share of paced bytes that may come late
 class DiskDevice(RealDevice):
     """Reads pieces of a scratch file and computes with random weights."""
 
+    energy_window = 100_000_000  # RAPL counts every millisecond
+
     def __init__(
         self,
         geometry: Geometry,

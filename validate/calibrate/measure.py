@@ -151,10 +151,11 @@ def measure(
     told(compute_beside)
     copy_alone, copy_beside = alternate(copy, beside_compute, each, now)
     told(copy_beside)
-    idle = power(device, lambda: rest(each), now)
+    watched = max(each, device.energy_window * 1.1e-9)  # seconds
+    idle = power(device, lambda: rest(watched), now)
     told(compute_alone)
     with device.computing():
-        busy = power(device, lambda: rest(each), now)
+        busy = power(device, lambda: rest(watched), now)
     told(compute_alone)
     return Figures(
         copies=copied, experts=computed, dense=timed, host=host,
@@ -177,10 +178,15 @@ def dense_points() -> list[DensePoint]:
 
 
 def power(device: Device, wait: Callable[[], None], now: Callable[[], int]) -> int | None:
-    """Return the mean power in microwatts while *wait* waits; None where nothing counts energy."""
+    """Return the mean power in microwatts while *wait* waits.
+
+    None where nothing counts energy, or the counter is too slow for so short a time.
+    """
     before, begin = device.energy(), now()
     wait()
     after, end = device.energy(), now()
-    if before is None or after is None or after < before or end == begin:
+    if before is None or after is None or after < before:
+        return None
+    if end - begin < max(device.energy_window, 1):
         return None
     return (after - before) * 1_000_000_000 // (end - begin)

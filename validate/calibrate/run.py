@@ -63,17 +63,12 @@ def open_device(
 
         return disk_device(geometry, weights, folder, **given)
     if machine == "cuda":
-        import torch
+        from moetier.validate.calibrate.cuda import cuda_device
+        from moetier.validate.machines.cuda.torch_cuda import require_cuda
 
-        if not torch.cuda.is_available():
-            raise InputError(
-                f"torch {torch.__version__} sees no CUDA device",
-                where="machine",
-                way_out="use `--machine disk`, or a machine with a GPU and torch built for it",
-            )
-        raise InputError(
-            "the CUDA machine cannot be calibrated yet", where="machine", way_out="use `disk`"
-        )
+        if given.get("device") is None:
+            require_cuda()
+        return cuda_device(geometry, weights, **given)
     raise InputError(f"unknown machine '{machine}'", way_out=f"known: {', '.join(MACHINES)}")
 
 

@@ -7,12 +7,13 @@ Channels are all there, and what is chosen is how many of them are kept: the byt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import cycle
 
 import numpy as np
+import torch
 
 from moetier.sim.policy.base import Precision
 from moetier.sim.policy.precision.channels import Channels
@@ -20,8 +21,9 @@ from moetier.traces.batch import Bools, LayerBatch
 from moetier.traces.channels import channel_cost
 from moetier.traces.geometry import Geometry
 from moetier.validate.machines.direct import page_memory
-from moetier.validate.machines.experts import Experts, Kernel, WholeKernel
+from moetier.validate.machines.experts import CPU, Experts, Kernel, WholeKernel
 from moetier.validate.machines.kernels.of_policy import kernel_of
+from moetier.validate.machines.random_weights import Bytes
 from moetier.validate.machines.slots import Slot
 
 UNCACHED = 1 << 28  # bytes of different experts in turn, more than caches hold
@@ -41,13 +43,25 @@ class Way:
     ids: Iterator[int]  # of different experts, for what a kernel keeps beside slots
 
 
-def whole(kernel: WholeKernel) -> dict[str, Way]:
-    """Return whole experts."""
-    return _named(Precision.kernel, kernel, [(0,)], 1)
+@dataclass(frozen=True)
+class Place:
+    """Where experts are computed, and what puts the bytes of a slice there."""
+
+    device: torch.device
+    put: Callable[[Bytes], Slot]
 
 
-def ways(precision: Precision, geometry: Geometry, weights: str) -> dict[str, Way]:
-    """Return the ways of *precision* by name.
+def whole(kernel: WholeKernel, place: Place | None = None) -> dict[str, Way]:
+    """Return whole experts at *place*, by default in memory."""
+    return _named(Precision.kernel, kernel, [(0,)], 1, place or MEMORY)
+
+
+def ways(
+    precision: Precision, geometry: Geometry, weights: str, place: Place | None = None
+) -> dict[str, Way]:
+    """Return the ways of *precision* by name, at *place*, by default in memory.
+
+    Channels are always in memory.
 
     Raises:
         InputError: If no kernel computes it.
@@ -56,7 +70,7 @@ def ways(precision: Precision, geometry: Geometry, weights: str) -> dict[str, Wa
         return _channels(precision, geometry, weights)
     kernel = kernel_of(precision, geometry, weights)
     parts = max(part for level in kernel.levels for part in level) + 1
-    return _named(precision.kernel, kernel, list(kernel.levels), parts)
+    return _named(precision.kernel, kernel, list(kernel.levels), parts, place or MEMORY)
 
 
 def kernel_name(way: str) -> str:
@@ -65,25 +79,26 @@ def kernel_name(way: str) -> str:
 
 
 def _named(
-    name: str, kernel: Kernel, levels: Sequence[Sequence[int]], parts: int
+    name: str, kernel: Kernel, levels: Sequence[Sequence[int]], parts: int, place: Place
 ) -> dict[str, Way]:
     found = {}
     for level in levels:
-        slots, nbytes = _different(kernel, level, parts)
-        way = Way(nbytes, Experts(kernel), cycle(slots), cycle(range(MOST)))
+        slots, nbytes = _different(kernel, level, parts, place)
+        way = Way(nbytes, Experts(kernel, device=place.device), cycle(slots), cycle(range(MOST)))
         found[f"{name}{SEPARATOR}{nbytes}"] = way
     return found
 
 
 def _different(
-    kernel: Kernel, level: Sequence[int], parts: int
+    kernel: Kernel, level: Sequence[int], parts: int, place: Place
 ) -> tuple[list[list[Slot | None]], int]:
     """Return the slots of different experts, with the slices of *level*, and the bytes of one."""
     made = {part: kernel.made_up(part, 0) for part in level}
     nbytes = sum(len(data) for data in made.values())
     count = max(-(-UNCACHED // nbytes), 2) if nbytes > SMALL else MOST
     slots = [
-        [_slot(made[part]) if part in made else None for part in range(parts)] for _ in range(count)
+        [place.put(made[part]) if part in made else None for part in range(parts)]
+        for _ in range(count)
     ]
     return slots, nbytes
 
@@ -94,7 +109,7 @@ def _channels(precision: Channels, geometry: Geometry, weights: str) -> dict[str
         update={"n_experts": MOST, "moe_layers": [0], "n_layers": 1, "top_k": 1}
     )
     kernel = kernel_of(precision, layer, weights)
-    slots, whole = _different(kernel, kernel.levels[0], precision.blocks)
+    slots, whole = _different(kernel, kernel.levels[0], precision.blocks, MEMORY)
     per_weight = Fraction(whole, geometry.expert_weights)
     cost = channel_cost(
         geometry, rank=precision.rank, group=precision.group, bytes_per_weight=per_weight
@@ -129,7 +144,10 @@ class Kept(Precision):
         return mask.repeat(len(batch.experts) // tokens, 0)
 
 
-def _slot(data: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Slot:
+def _slot(data: Bytes) -> Slot:
     memory = page_memory(len(data))
     memory[: len(data)] = data.tobytes()
     return Slot(memory, len(data))
+
+
+MEMORY = Place(CPU, _slot)

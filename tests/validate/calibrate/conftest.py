@@ -21,6 +21,7 @@ class FakeDevice:
     lanes = 3
     kernels: Mapping[str, int] = {"whole": 1_000_000}
     expert_ops = 1_000_000
+    energy_window = 50_000_000  # ns
     identity: Mapping[str, str] = {"cpu": "a formula", "date": "2000-01-02"}
 
     def __init__(self, counts_energy: bool = True) -> None:

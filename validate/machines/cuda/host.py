@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock, local
 from types import TracebackType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -117,6 +118,19 @@ class HostSlices:
             pass
 
 
+class Held(Protocol):
+    """Slices in pinned memory."""
+
+    @property
+    def nbytes(self) -> Sequence[int]:
+        """The bytes of each."""
+        ...
+
+    def data(self, slice_id: int) -> Tensor:
+        """Return a slice where it lies, (nbytes,) uint8."""
+        ...
+
+
 class DeviceReader:
     """Copies slices for the lanes of one machine: each thread that reads has a stream of its own.
 
@@ -124,10 +138,10 @@ class DeviceReader:
     lanes' word. Close it when the lanes have ended.
     """
 
-    def __init__(self, host: HostSlices, device: Device, threads: int) -> None:
+    def __init__(self, host: Held, device: Device, threads: int) -> None:
         """Make streams for as many *threads* as will read."""
         self.nbytes = host.nbytes
-        self._host, self._device = host, device
+        self._host = host
         self._streams = [device.stream() for _ in range(threads)]
         self._left: Iterator[Stream] = iter(self._streams)
         self._mine = local()
@@ -138,15 +152,6 @@ class DeviceReader:
         stream = self._stream()
         stream.copy(slot.memory[: slot.nbytes], self._host.data(slice_id))
         stream.record().wait()
-
-    def read_aside(self, slice_id: int) -> Slot:
-        """Return a slice in memory of its own on the device."""
-        data = self._host.data(slice_id)
-        return Slot(data.to(self._device.torch, copy=True), data.numel())
-
-    def check_layout(self, layout: Layout) -> None:
-        """Raise `InputError` unless the host holds exactly the slices of *layout*."""
-        self._host.check_layout(layout)
 
     def close(self) -> None:
         """End the streams; closing twice does nothing."""
@@ -159,6 +164,21 @@ class DeviceReader:
             with self._lock:
                 found = self._mine.stream = next(self._left)
         return found
+
+
+class DeviceStore(DeviceReader):
+    """All slices of a run, as a `Store`."""
+
+    def __init__(self, host: HostSlices, device: Device, threads: int) -> None:
+        """Copy from *host*; see `DeviceReader`."""
+        super().__init__(host, device, threads)
+        self._device = device
+        self.check_layout = host.check_layout
+
+    def read_aside(self, slice_id: int) -> Slot:
+        """Return a slice in memory of its own on the device."""
+        data = self._host.data(slice_id)
+        return Slot(data.to(self._device.torch, copy=True), data.numel())
 
 
 class DeviceSlots(SlotPool):

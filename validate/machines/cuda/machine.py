@@ -18,7 +18,7 @@ from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.plan import LayerPlan
 from moetier.sim.policy.base import Precision
 from moetier.validate.machines.cuda.device import Device, Event
-from moetier.validate.machines.cuda.host import DeviceReader, DeviceSlots, HostSlices
+from moetier.validate.machines.cuda.host import DeviceSlots, DeviceStore, HostSlices
 from moetier.validate.machines.dense import Dense
 from moetier.validate.machines.experts import Experts, Kernel, RandomHidden
 from moetier.validate.machines.spans import Piece
@@ -68,7 +68,7 @@ class CudaMachine(TraceMachine):
         self._device = device
         self._joules: list[tuple[int, int | None]] = []  # time in ns, and the counter
         # one more than lanes: what is warm is copied by the thread that computes
-        self._reader = DeviceReader(host, device, used + 1)
+        self._reader = DeviceStore(host, device, used + 1)
         self._compute_stream = device.stream()
         try:
             super().__init__(

@@ -19,7 +19,8 @@ def device() -> Iterator[Callable[..., FakeDevice]]:
     made: list[FakeDevice] = []
 
     def make(**given: Any) -> FakeDevice:
-        made.append(FakeDevice(**({"pace": PACE} | given)))
+        data: dict[str, Any] = {"pace": PACE}
+        made.append(FakeDevice(**(data | given)))
         return made[-1]
 
     yield make

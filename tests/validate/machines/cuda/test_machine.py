@@ -269,7 +269,7 @@ def test_what_it_cannot_do_is_refused(
     given: dict[str, Any], problem: str, device: Devices, source: Synthetic, setting: Settings
 ) -> None:
     usual = setting()
-    data = vars(usual) | {"capacity": {}} | given
+    data: dict[str, Any] = vars(usual) | {"capacity": {}} | given
     if "profile" not in given:
         data["capacity"] = {"dram": Fraction(1, 2)}
 
