@@ -53,6 +53,16 @@ def place_legend(ax: Any, title: str | None) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write *figure* as PNG to *path*, whole or not at all; equal figures give equal bytes."""
+    """Write *figure* as PNG to *path* and as PDF beside it, each whole or not at all.
+
+    Equal figures give equal bytes.
+    """
+    from matplotlib import rc_context
+
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", metadata={"Software": None})
+    with (
+        replacing(path.with_suffix(".pdf")) as temporary,
+        rc_context({"pdf.fonttype": 42}),  # text that journals accept, and that can be searched
+    ):
+        figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})

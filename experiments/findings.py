@@ -42,7 +42,7 @@ def judge(points: list[Point], outcomes: Outcomes) -> tuple[list[float | None], 
     warnings = _identical(points, outcomes)
     for scene in scenes.values():
         done = [point for point in scene if outcomes[point.key]["status"] == "done"]
-        oracles = [point for point in done if _is_oracle(policies[point.key])]
+        oracles = [point for point in done if is_oracle(policies[point.key])]
         for point in done:
             oracle = _oracle_of(point, oracles, policies)
             gaps[point.key] = _gap(outcomes[point.key], outcomes[oracle.key] if oracle else None)
@@ -71,7 +71,7 @@ def _eviction(policy: Mapping[str, Any]) -> str:
     return str(value["kind"] if isinstance(value, dict) else value)
 
 
-def _is_oracle(policy: Mapping[str, Any]) -> bool:
+def is_oracle(policy: Mapping[str, Any]) -> bool:
     """Return whether *policy* evicts like Belady, and prefetches nothing."""
     return _eviction(policy) == "belady" and bool(policy["prefetch"] == "none")
 

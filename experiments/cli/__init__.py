@@ -14,6 +14,7 @@ from moetier.experiments.cli import (
     capture,
     evaluate,
     listing,
+    report,
     reproduce,
     search,
     simulate,
@@ -63,8 +64,8 @@ def _app(
 
 
 for _module in (
-    capture, trace, train, simulate, evaluate, sweep, search, calibrate, validate, reproduce,
-    listing, bench,
+    capture, trace, train, simulate, evaluate, sweep, search, report, calibrate, validate,
+    reproduce, listing, bench,
 ):  # fmt: skip
     _module.add_to(app)
 

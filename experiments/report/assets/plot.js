@@ -1,0 +1,79 @@
+// What all figures share: size, margins, colours by series, and how they follow the page's width.
+
+const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"];
+const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star"];
+const SHAPES = {
+  circle: "M7 2a5 5 0 1 0 .01 0z", square: "M2 2h10v10H2z", "triangle-up": "M7 1l6 11H1z",
+  diamond: "M7 1l6 6-6 6-6-6z", "triangle-down": "M7 13L1 2h12z",
+  cross: "M5 1h4v4h4v4H9v4H5V9H1V5h4z", x: "M3 1l4 4 4-4 2 2-4 4 4 4-2 2-4-4-4 4-2-2 4-4-4-4z",
+  star: "M7 0l2 5h5l-4 3 2 6-5-4-5 4 2-6-4-3h5z",
+};
+const COARSE = window.matchMedia("(pointer: coarse)").matches;
+const CONFIG = { displayModeBar: false, responsive: false, showTips: false, doubleClick: "reset" };
+const FONT = "system-ui, sans-serif";
+
+function look(at) {
+  return { color: COLORS[at % COLORS.length], symbol: SYMBOLS[at % SYMBOLS.length] }; // 7 and 8: 56 pairs
+}
+
+/** A layout with what every figure has. Plotly's own legend is no button, so it is only read. */
+function withDefaults(layout, narrow) {
+  const axis = (given) => ({
+    automargin: true, gridcolor: "#d5dbe1", zeroline: false, fixedrange: COARSE,
+    ...given,
+    title: { standoff: 10, font: { size: narrow ? 12 : 13 }, ...(given || {}).title },
+    tickfont: { size: narrow ? 10 : 12 },
+  });
+  return {
+    ...layout,
+    autosize: true,
+    font: { family: FONT, size: 12, color: "#444" },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    margin: { l: 10, r: narrow ? 12 : 24, t: 10, b: 10, ...layout.margin },
+    dragmode: COARSE ? false : "zoom",
+    hovermode: "closest",
+    xaxis: axis(layout.xaxis),
+    yaxis: axis(layout.yaxis),
+    legend: { orientation: "h", xref: "container", x: 0, xanchor: "left", y: 1, yanchor: "bottom", itemclick: false, itemdoubleclick: false, font: { size: narrow ? 10 : 12 } },
+  };
+}
+
+const DRAWN = new Map(); // element -> function that draws it at the width it is given
+
+function isNarrow(place) {
+  return place.clientWidth < 520;
+}
+
+function keepDrawn(place, draw) {
+  DRAWN.set(place, draw);
+  draw(place);
+}
+
+function drawSpec(name, spec) {
+  const place = byId(name);
+  if (!place) return;
+  keepDrawn(place, (at) => Plotly.react(at, spec.traces, withDefaults(spec.layout, isNarrow(at)), CONFIG));
+}
+
+function redrawAll() {
+  for (const [place, draw] of DRAWN) draw(place);
+}
+
+/** Draw anew when the width changes, and at the width of paper before printing. */
+function followWidth() {
+  let width = window.innerWidth;
+  let waiting = 0;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === width) return;
+    width = window.innerWidth;
+    window.clearTimeout(waiting);
+    waiting = window.setTimeout(redrawAll, 120);
+  });
+  const onPaper = (width_) => {
+    for (const place of DRAWN.keys()) place.style.width = width_;
+    redrawAll();
+  };
+  window.addEventListener("beforeprint", () => onPaper("660px"));
+  window.addEventListener("afterprint", () => onPaper(""));
+}

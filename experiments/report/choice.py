@@ -1,0 +1,86 @@
+"""This module chooses the points of a report that get a bar, a timeline or a line in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from moetier.experiments.pareto import front
+from moetier.experiments.quantities import Direction
+from moetier.experiments.report.columns import about
+from moetier.experiments.report.folder import Entry
+
+MAX_FRONT = 2_000
+"""Points among which a front is looked for pair by pair; the page finds it for all."""
+
+
+def on_front(entries: Sequence[Entry], x: str, y: str) -> list[int]:
+    """Return the numbers of *entries* on the front of the columns *x* and *y*, by falling merit.
+
+    Without a better direction in either there is no front, and with more than `MAX_FRONT` points
+    only the best in *x* of every stretch of it are compared.
+    """
+    ways = (about(x).better, about(y).better)
+    known = [
+        at
+        for at, entry in enumerate(entries)
+        if entry.metrics.get(x) is not None and entry.metrics.get(y) is not None
+    ]
+    if None in ways or not known:
+        return []
+    signs = [1 if way == "lower" else -1 for way in ways]
+    points = {
+        at: [signs[0] * entries[at].metrics[x], signs[1] * entries[at].metrics[y]] for at in known
+    }
+    known.sort(key=lambda at: (points[at], at))
+    best, rising = float("inf"), []
+    for at in known:  # a point that is not the best in y so far is off the front
+        if points[at][1] <= best:
+            best = points[at][1]
+            rising.append(at)
+    lower: tuple[Direction, Direction] = ("lower", "lower")
+    kept = front([points[at] for at in rising], lower)
+    return [at for at, on in zip(rising, kept, strict=True) if on]
+
+
+def some(n: int, first: Sequence[int], most: int) -> list[int]:
+    """Return at most *most* numbers below *n*, those of *first* before an even draw of others."""
+    chosen = _even(list(dict.fromkeys(first)), most)
+    rest = [at for at in range(n) if at not in set(chosen)]
+    return sorted([*chosen, *_even(rest, most - len(chosen))])
+
+
+def _even(items: list[int], most: int) -> list[int]:
+    if len(items) <= most:
+        return items
+    return [items[at * len(items) // most] for at in range(most)] if most > 0 else []
+
+
+def differing(entries: Sequence[Entry]) -> list[str]:
+    """Return the columns of the config that differ between *entries*, those of parts left out.
+
+    A search has a column per seam (`policy.miss`), which the policy's name says already.
+    """
+    names = list(dict.fromkeys(name for entry in entries for name in entry.axes))
+    return [
+        name
+        for name in names
+        if not name.startswith("policy.")
+        and len({str(entry.axes.get(name)) for entry in entries}) > 1
+    ]
+
+
+def title_of(entry: Entry, names: Sequence[str]) -> str:
+    """Return *entry* as text: its policy, and what of *names* it has."""
+    return ", ".join([entry.policy, *rest_of(entry, [n for n in names if n != "policy"])])
+
+
+def rest_of(entry: Entry, names: Sequence[str]) -> list[str]:
+    """Return what of *names* describes *entry*, names alone and others with their key."""
+    return [_spell(name, entry.axes[name]) for name in names if entry.axes.get(name) is not None]
+
+
+def _spell(name: str, value: Any) -> str:
+    if name in ("policy", "hardware", "source"):
+        return str(value)
+    return f"{name.rpartition('.')[2]} {value}"
