@@ -81,6 +81,7 @@ class SyntheticConfig(_Block):
     """Made-up routing: see `moetier.traces.synthetic.Synthetic` for what the numbers mean."""
 
     geometry: str  # the name of a published model
+    layers: int | None = Field(default=None, ge=1)  # only its first so many MoE layers
     prompt: int = Field(default=0, ge=0, le=10_000_000)
     tokens: int = Field(default=128, ge=0, le=10_000_000)
     context: int = Field(default=0, ge=0, le=10_000_000)
@@ -214,7 +215,9 @@ def check_run(data: dict[str, Any], where: str) -> RunConfig:
                 load_geometry(config.model)
         if config.synthetic is not None:
             with inside("synthetic.geometry"):
-                load_geometry(config.synthetic.geometry)
+                whole = load_geometry(config.synthetic.geometry)
+            with inside("synthetic"):
+                whole.first_layers(config.synthetic.layers or whole.n_moe_layers)
         popularity = None if config.popularity == OWN else config.popularity
         named = {"trace": config.trace, "popularity": popularity}
         for key, file in (named | {"evaluate.prompts": config.evaluate.prompts}).items():

@@ -87,7 +87,8 @@ def _trace(path: Path, with_scores: bool, mtime_ns: int, size: int) -> Opened:
 def _synthetic(text: str, scores: bool) -> Opened:
     spec = SyntheticConfig.model_validate_json(text)
     arguments = spec.model_dump()
-    geometry = load_geometry(arguments.pop("geometry"))
+    whole = load_geometry(arguments.pop("geometry"))
+    geometry = whole.first_layers(arguments.pop("layers") or whole.n_moe_layers)
     source = Synthetic(geometry, **arguments, scores=scores)
     rows = (spec.prompt + spec.tokens) * spec.requests * geometry.n_moe_layers
     held = rows * _row_bytes(source.header, scores) < HELD_BYTES

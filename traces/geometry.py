@@ -63,6 +63,24 @@ class Geometry(BaseModel):
         """Return the kind of attention of model layer *layer*."""
         return "full" if not self.attention else self.attention[layer % len(self.attention)]
 
+    def first_layers(self, count: int) -> Geometry:
+        """Return the model that ends after its first *count* MoE layers.
+
+        Raises:
+            InputError: If it has fewer.
+        """
+        if not 1 <= count <= self.n_moe_layers:
+            raise InputError(
+                f"{count} MoE layers of '{self.name}', which has {self.n_moe_layers}",
+                where="layers",
+                way_out=f"give 1 to {self.n_moe_layers}",
+            )
+        if count == self.n_moe_layers:
+            return self
+        kept = self.moe_layers[:count]
+        n_layers = None if self.n_layers is None else kept[-1] + 1
+        return self.model_copy(update={"moe_layers": kept, "n_layers": n_layers})
+
     @model_validator(mode="after")
     def _check(self) -> Geometry:
         if self.top_k > self.n_experts:

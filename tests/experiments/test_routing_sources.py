@@ -86,12 +86,24 @@ def test_every_number_of_a_synthetic_source_counts(
     assert before != after
 
 
+def test_a_model_may_end_early(make_run: Callable[..., RunConfig]) -> None:
+    whole, cut = open_source(make_run()), open_source(make_run(synthetic__layers=2))
+    geometry, short = whole.source.header.geometry, cut.source.header.geometry
+
+    assert short.moe_layers == geometry.moe_layers[:2]
+    assert short.n_layers == geometry.moe_layers[1] + 1 < (geometry.n_layers or 0)
+    assert cut.fingerprint != whole.fingerprint
+    same = open_source(make_run(synthetic__layers=geometry.n_moe_layers))
+    assert same.fingerprint == whole.fingerprint
+
+
 def test_every_parameter_of_synthetic_routing_is_a_key_with_the_same_default() -> None:
     parameters = inspect.signature(Synthetic).parameters
     fields = SyntheticConfig.model_fields
 
     assert set(parameters) - set(fields) == {"scores"}
-    assert {name: fields[name].default for name in fields if name != "geometry"} == {
+    of_the_model = ("geometry", "layers")
+    assert {name: fields[name].default for name in fields if name not in of_the_model} == {
         name: item.default
         for name, item in parameters.items()
         if name not in ("geometry", "scores")

@@ -60,7 +60,7 @@ class RealDevice(ABC):
         self.expert_ops = 2 * geometry.expert_weights
         self._ways = ways
         self.kernels = {name: way.nbytes for name, way in ways.items()}
-        cut = _cut(geometry)
+        cut = geometry.first_layers(min(LAYERS, geometry.n_moe_layers))  # like the others
         header = Header(geometry=cut, weights=weights, provenance=Provenance(kind="synthetic"))
         self._work = dense_work(header, weights)
         self._dense = dense(self._work, cut)
@@ -244,12 +244,6 @@ class RealDevice(ABC):
     @abstractmethod
     def _settle(self) -> None:
         """Return once all that was given to compute is computed."""
-
-
-def _cut(geometry: Geometry) -> Geometry:
-    """Return the model with its first layers only, whose dense parts are like the others'."""
-    layers = geometry.moe_layers[:LAYERS]
-    return geometry.model_copy(update={"moe_layers": layers, "n_layers": layers[-1] + 1})
 
 
 def _tiny(geometry: Geometry) -> Geometry:

@@ -142,7 +142,7 @@ class CudaRuns:
 
     def dense(self, work: DenseWork, geometry: Geometry, weights: str, context: int = 0) -> Dense:
         """Return what computes the dense part *work* of *geometry* on the device."""
-        key = (geometry.model_dump_json(), weights, *_numbers(work))
+        key = (geometry.model_dump_json(), weights, dense_alike(work))
         if key not in self._dense:
             device = self.device
             self._dense[key] = Dense(
@@ -225,9 +225,10 @@ def stored_alike(stage: Stage) -> Hashable:
     return stage.policy.precision.kernel, stage.weights, layout.n_parts, tuple(layout.nbytes)
 
 
+def dense_alike(work: DenseWork) -> Hashable:
+    """Return a key that runs of a model share whose dense part is the same."""
+    return tuple(np.asarray(getattr(work, field.name)).tobytes() for field in fields(work))
+
+
 def _made_up(kernel: Kernel, layout: Layout, seed: int, slice_id: int) -> Bytes:
     return kernel.made_up(layout.part_of(slice_id), seed, slice_id)
-
-
-def _numbers(work: DenseWork) -> list[bytes]:
-    return [np.asarray(getattr(work, field.name)).tobytes() for field in fields(work)]
