@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
+from moetier.sim.plan import LayerPlan
 from moetier.validate.machines.cuda.fake import FakeDevice
 from moetier.validate.machines.pacing import Pace
 
@@ -29,3 +31,28 @@ def device() -> Iterator[Callable[..., FakeDevice]]:
         one.close()
 
     assert left == [0] * len(made)
+
+
+@pytest.fixture
+def keep() -> Callable[[list[torch.Tensor]], Callable[[Any], Any]]:
+    """Make an `around` that puts the output of every batch, on the CPU, into a list."""
+
+    def keep_in(into: list[torch.Tensor]) -> Callable[[Any], Any]:
+        def around(factory: Any) -> Any:
+            def make(*given: Any) -> Any:
+                machine = factory(*given)
+                execute = machine.execute
+
+                def performed(plan: LayerPlan) -> Any:
+                    timing = execute(plan)
+                    into.append(machine.output.to("cpu", copy=True))
+                    return timing
+
+                machine.execute = performed
+                return machine
+
+            return make
+
+        return around
+
+    return keep_in

@@ -180,6 +180,7 @@ def test_outputs_are_those_of_the_disk_machine_bit_by_bit(
     device: Devices,
     geometry: Geometry,
     setting: Settings,
+    keep: Callable[[list[torch.Tensor]], Callable[[Any], Any]],
     tmp_path: Path,
 ) -> None:
     """Both make the same weights of one seed, so slices went where they belong."""
@@ -189,23 +190,8 @@ def test_outputs_are_those_of_the_disk_machine_bit_by_bit(
     pack_synthetic(path, source, chosen, seed=0)
     outputs: list[list[torch.Tensor]] = [[], []]
 
-    def keep(into: list[torch.Tensor], factory: Any) -> Any:
-        def make(*given: Any) -> Any:
-            machine = factory(*given)
-            execute = machine.execute
-
-            def performed(plan: LayerPlan) -> Any:
-                timing = execute(plan)
-                into.append(machine.output.clone())
-                return timing
-
-            machine.execute = performed
-            return machine
-
-        return make
-
-    run_on_cuda(source, chosen, device(), around=lambda made: keep(outputs[0], made))
-    run_on_disk(source, chosen, path, around=lambda made: keep(outputs[1], made))
+    run_on_cuda(source, chosen, device(), around=keep(outputs[0]))
+    run_on_disk(source, chosen, path, around=keep(outputs[1]))
 
     assert len(outputs[0]) == len(outputs[1]) == 9 * 3
     assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
