@@ -12,7 +12,7 @@ from moetier.experiments.report.choice import differing, on_front, some, title_o
 from moetier.experiments.report.curves import hit_curves
 from moetier.experiments.report.figure import Figure, Table, number, percent
 from moetier.experiments.report.folder import Entry, Folder, read_folder
-from moetier.experiments.report.measured import measured, summary
+from moetier.experiments.report.measured import measured, remarks, summary
 from moetier.experiments.report.page import render
 from moetier.experiments.report.payload import pack
 from moetier.experiments.report.provenance import facts, hardware_sources, keys_of
@@ -48,6 +48,7 @@ class Sections:
     untimed: list[str] = field(default_factory=list)  # points without a timeline, and why
     measured: Figure | None = None
     measured_summary: str = ""
+    measured_remarks: list[str] = field(default_factory=list)
     headroom: Table | None = None
 
     @property
@@ -111,6 +112,7 @@ def _sections(folder: Folder, data: dict[str, Any], front: list[int], timelines:
         untimed=untimed,
         measured=None if found is None else measured(found),
         measured_summary="" if found is None else summary(found),
+        measured_remarks=[] if found is None else remarks(found),
         headroom=_headroom(folder),
     )
 

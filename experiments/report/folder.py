@@ -99,8 +99,12 @@ def read_folder(path: Path) -> Folder:
     if kind == "simulate":
         entries = [_single(main)]
     validation = _json(path / VALIDATION) if (path / VALIDATION).is_file() else None
-    if validation is not None and not isinstance(validation.get("points"), list):
-        raise InputError("holds no list of points", where=path / VALIDATION)
+    if validation is not None and not _is_points(validation.get("points")):
+        raise InputError(
+            "holds no list of points",
+            where=path / VALIDATION,
+            way_out="run `moetier validate` again",
+        )
     recommended = path / RECOMMENDED
     return Folder(
         path=path,
@@ -116,6 +120,10 @@ def read_folder(path: Path) -> Folder:
         headroom=entries[0].outcome.get("headroom") if kind == "simulate" else None,
         notes=notes,
     )
+
+
+def _is_points(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(point, dict) for point in value)
 
 
 def _kind(path: Path) -> tuple[str, Path]:
@@ -153,12 +161,12 @@ def _gathered(path: Path, notes: list[str]) -> list[Entry]:
         key = str(row["key"])
         outcome = store.point(key) or {}
         lost += not outcome
-        error = plain(row.get("error"))
+        reason = plain(row.get("error"))
         entries.append(
             Entry(
                 key,
                 str(row["status"]),
-                None if error is None else str(error),
+                None if reason is None else str(reason),
                 {name: plain(row[name]) for name in chosen},
                 {name: plain(row[name]) for name in measured},
                 outcome,

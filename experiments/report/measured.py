@@ -89,6 +89,24 @@ def summary(found: Mapping[str, Any]) -> str:
     )
 
 
+def remarks(found: Mapping[str, Any]) -> list[str]:
+    """Return what else a validation says of itself: beyond the spread, load, wrong machines."""
+    said = []
+    beyond = found.get("median_error_beyond_spread"), found.get("p90_error_beyond_spread")
+    if None not in beyond:
+        said.append(
+            f"Beyond what repeats differ by, the median error is {percent(beyond[0])} and the 90th "
+            f"percentile {percent(beyond[1])}."
+        )
+    others = (found.get("load") or {}).get("others_share")
+    if others is not None:
+        said.append(f"While it ran, other processes used {percent(others, 0)} of the cores.")
+    for name, noticed in (found.get("would_notice") or {}).items():
+        verdict = "misses a tolerance, as it should" if noticed else "would pass too"
+        said.append(f"A simulation with {name} {verdict}.")
+    return said
+
+
 def _table(points: Sequence[Mapping[str, Any]]) -> Table:
     head = [
         "policy", "cache", "decisions", "bytes", "simulated ms", "measured ms", "repeats ms",
