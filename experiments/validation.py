@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from shutil import disk_usage
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,18 +18,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moetier.experiments.config import check_run, load_hardware, policy_label, read_mapping
 from moetier.experiments.files import inside
-from moetier.experiments.runs import setting_of
+from moetier.experiments.runs import popularity_of, setting_of
 from moetier.experiments.sources import open_source
 from moetier.experiments.timeline import TimelineWriter
+from moetier.experiments.verdict import Tolerances, Validation, unnoticed
 from moetier.sim.hardware import Profile
 from moetier.sim.policy.compose import compose
-from moetier.sim.run import Setting, simulate
+from moetier.sim.run import simulate
 from moetier.sim.units import parse_rate, parse_time
 from moetier.sim.yaml_input import check
+from moetier.traces.errors import InputError
 
 if TYPE_CHECKING:
-    from moetier.validate.compare.grid import Point, Summary
-    from moetier.validate.compare.observe import Case
+    from moetier.sim.machine.base import Span
+    from moetier.validate.compare.grid import Point
+    from moetier.validate.compare.observe import Case, Run
     from moetier.validate.machines.pacing import Pace
 
 CALIBRATE = "calibrate"
@@ -38,18 +42,7 @@ RAW = "raw"
 TIERS = ("dram", "disk")  # of a disk machine
 Progress = Callable[[int, int], None]
 Open = Callable[[str], Any]  # a progress bar, by its title
-
-
-class Tolerances(BaseModel):
-    """What is wrong by more fails. With *beyond_spread* what repeats differ by is no error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    median_error: float = Field(default=0.1, ge=0)
-    p90_error: float = Field(default=0.2, ge=0)
-    kendall_tau: float = Field(default=0.9, ge=-1, le=1)
-    equal: bool = True
-    beyond_spread: bool = False
+Believe = Callable[[Profile], Profile]
 
 
 class ValidateConfig(BaseModel):
@@ -73,36 +66,6 @@ class ValidateConfig(BaseModel):
     tolerances: Tolerances = Tolerances()
 
 
-@dataclass(frozen=True)
-class Validation:
-    """What came of it; *missed* says which tolerances were."""
-
-    config: ValidateConfig
-    profile: Profile
-    points: list[Point]
-    summary: Summary
-    missed: list[str]
-    known_limitations: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything for JSON."""
-        return {
-            "name": self.config.name,
-            "points": [point.as_dict() for point in self.points],
-            "median_error": self.summary.median_error,
-            "p90_error": self.summary.p90_error,
-            "kendall_tau": self.summary.kendall_tau,
-            "pairs": asdict(self.summary.ranking),
-            "equal": self.summary.equal,
-            "stalled_points": self.summary.stalled,
-            "tolerances": self.config.tolerances.model_dump(),
-            "missed": self.missed,
-            "hardware": self.profile.name,
-            "identity": self.profile.identity,
-            "known_limitations": self.known_limitations,
-        }
-
-
 def load_validation(path: str | Path, overrides: list[str] | None = None) -> ValidateConfig:
     """Return the validation that the YAML file *path* describes."""
     return check(ValidateConfig, read_mapping(path, overrides), str(path))
@@ -114,45 +77,43 @@ def validate(
     *,
     bar: Open,
     timeline: Path | None = None,
-    simulated_profile: Callable[[Profile], Profile] = lambda profile: profile,
+    simulated_profile: Believe = lambda profile: profile,
 ) -> Validation:
     """Run *config*, whose files go to the folder *out*.
 
-    *bar* opens a progress bar. *timeline* is a file for what occupied each lane in the first point,
-    simulated and measured, one below the other. *simulated_profile* changes what the simulation
-    believes about the machine, to see whether the comparison notices.
+    Whatever can be refused is refused before anything is measured. *bar* opens a progress bar.
+    *timeline* is a file for what occupied each lane in the first point, simulated and measured, one
+    below the other. *simulated_profile* changes what the simulation believes about the machine, to
+    see whether the comparison notices.
 
     Raises:
         InputError: If the config makes no runs, or its profile is of another machine.
     """
     from moetier.validate.compare.grid import run_grid, summarise
-    from moetier.validate.compare.observe import observe
+    from moetier.validate.compare.load import watch_load
     from moetier.validate.identity import check_identity
 
     pace = _pace(config)
-    with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(TemporaryDirectory(dir=config.folder, prefix="moetier-validate-"))
+    if timeline is not None and not timeline.parent.is_dir():
+        raise InputError(
+            f"directory '{timeline.parent}' does not exist", where=timeline, way_out="create it"
         )
-        profile_path = _profile(config, out, folder, pace, bar)
-        profile = load_hardware(str(profile_path))
-        check_identity(profile, folder, {"threads": str(config.threads)})
-        cases = _cases(config, str(profile_path))
+    with ExitStack() as stack:
+        folder = stack.enter_context(_own_folder(config))
+        hardware = str(config.base.get("hardware", CALIBRATE))
+        measures = hardware == CALIBRATE
+        if measures:
+            hardware = _stand_in(folder)
+        else:
+            check_identity(load_hardware(hardware), folder, {"threads": str(config.threads)})
+        cases = _cases(config, hardware)
+        _check(config, cases, bar)
         files = _pack(cases, folder, bar)
-        said: list[str] = []
-
-        def simulated(case: Case, around: Any, **observers: Any) -> Any:
-            from moetier.sim.machine.simulated import SimMachine
-
-            believed = simulated_profile(case.setting.profile)
-            setting = Setting(**{**vars(case.setting), "profile": believed})
-            return simulate(
-                case.source,
-                setting,
-                machine=around(SimMachine),
-                popularity=case.popularity,
-                **observers,
-            )
+        if measures:
+            hardware = str(_calibrate(config, cases[0], out, folder, pace, bar))
+            cases = _cases(config, hardware)
+        profile = load_hardware(hardware)
+        simulated, said = _simulated(simulated_profile), []
 
         def measured(case: Case, around: Any, **observers: Any) -> Any:
             from moetier.validate.machines.run import run_on_disk
@@ -171,7 +132,7 @@ def validate(
             said.extend(found.known_limitations)
             return found
 
-        with bar("measure") as progress:
+        with bar("measure") as progress, watch_load() as load:
             points = run_grid(
                 cases,
                 simulated,
@@ -181,29 +142,69 @@ def validate(
                 on_progress=progress,
             )
         if timeline is not None:
-            with TimelineWriter(timeline, f"{profile.name} (simulated)") as spans:
-                observe(simulated, cases[0], spans)
-                spans.process(f"{profile.name} (measured)")
-                observe(measured, cases[0], spans)
-    summary = summarise(points, beyond_spread=config.tolerances.beyond_spread)
-    return Validation(config, profile, points, summary, missed(config, summary), _once(said))
+            _draw(timeline, profile.name, cases[0], simulated, measured)
+    summary, wanted = summarise(points), config.tolerances
+    noticed = _would_notice(config, cases, points, simulated_profile)
+    return Validation(
+        config.name, wanted, profile, points, summary, noticed, load,
+        missed=[*wanted.missed(summary), *unnoticed(wanted.must_notice, noticed)],
+        known_limitations=_once(said),
+    )  # fmt: skip
 
 
-def missed(config: ValidateConfig, summary: Summary) -> list[str]:
-    """Return which tolerances *summary* misses, in words."""
-    wanted, tau = config.tolerances, summary.kendall_tau
-    found = []
-    for name, error, most in (
-        ("median_error", summary.median_error, wanted.median_error),
-        ("p90_error", summary.p90_error, wanted.p90_error),
-    ):
-        if error > most:
-            found.append(f"{name} is {error:.1%}, above {most:.1%}")
-    if tau is not None and tau < wanted.kendall_tau:
-        found.append(f"kendall_tau is {tau:.3f}, below {wanted.kendall_tau}")
-    if wanted.equal and not summary.equal:
-        found.append("decisions or bytes differ though the policy asks no lateness")
+def _simulated(believe: Believe) -> Run:
+    """Return how a case is simulated on the machine that *believe* makes of its profile."""
+    from moetier.sim.machine.simulated import SimMachine
+
+    def run(case: Case, around: Any, **observers: Any) -> Any:
+        setting = replace(case.setting, profile=believe(case.setting.profile))
+        machine, popularity = around(SimMachine), case.popularity
+        return simulate(case.source, setting, machine=machine, popularity=popularity, **observers)
+
+    return run
+
+
+def _would_notice(
+    config: ValidateConfig, cases: Sequence[Case], points: Sequence[Point], believe: Believe
+) -> dict[str, bool]:
+    """Hold the measurements against simulations of wrong machines; return which miss a tolerance.
+
+    What is missed all the same, such as a ranking that cannot be tested, does not count. What makes
+    no difference to this machine is left out.
+    """
+    from moetier.validate.compare.grid import summarise
+    from moetier.validate.compare.observe import observe
+    from moetier.validate.compare.wrong import WRONG
+
+    found, wanted = {}, config.tolerances
+    usual = set(wanted.missed(summarise(points)))
+    for name, spoil in WRONG.items():
+        profile = believe(cases[0].setting.profile)
+        wrong = spoil(profile)
+        if wrong == profile:
+            continue
+        run = _simulated(lambda _, wrong=wrong: wrong)  # type: ignore[misc]
+        others = [
+            replace(point, tpot_sim_ms=observe(run, case).result.metrics["tpot_ms"])
+            for case, point in zip(cases, points, strict=True)
+        ]
+        found[name] = bool(set(wanted.missed(summarise(others))) - usual)
     return found
+
+
+def _draw(path: Path, name: str, case: Case, simulated: Run, measured: Run) -> None:
+    """Write what occupied each lane; nothing is written while a run goes on, which takes time."""
+    from moetier.validate.compare.observe import observe
+
+    seen: dict[str, list[Span]] = {"simulated": [], "measured": []}
+    for (_, spans), run in zip(seen.items(), (simulated, measured), strict=True):
+        observe(run, case, spans.append)
+    with TimelineWriter(path, f"{name} (simulated)") as write:
+        for span in seen["simulated"]:
+            write(span)
+        write.process(f"{name} (measured)")
+        for span in seen["measured"]:
+            write(span)
 
 
 def _once(said: Sequence[str]) -> list[str]:
@@ -220,33 +221,57 @@ def _pace(config: ValidateConfig) -> Pace | None:
         return Pace(parse_rate(config.pace), parse_time(config.latency))
 
 
-def _profile(
-    config: ValidateConfig, out: Path, folder: Path, pace: Pace | None, bar: Open
-) -> str | Path:
-    """Return where the profile is; measure it first if that is asked for."""
-    hardware = config.base.get("hardware", CALIBRATE)
-    if hardware != CALIBRATE:
-        return str(hardware)
+@contextmanager
+def _own_folder(config: ValidateConfig) -> Iterator[Path]:
+    """Yield a folder for expert files, gone at the end."""
+    try:
+        made = TemporaryDirectory(dir=config.folder, prefix="moetier-validate-")
+    except OSError as error:
+        raise InputError(
+            f"cannot be used: {error.strerror}",
+            where=f"{config.name}: folder: {config.folder}",
+            way_out="name a folder that is there and can be written to",
+        ) from None
+    with made as name:
+        yield Path(name)
+
+
+def _stand_in(folder: Path) -> str:
+    """Return where the profile of a machine is whose times mean nothing, to check runs with."""
+    from moetier.validate.calibrate.profile import write_profile
+    from moetier.validate.calibrate.stand_in import stand_in
+    from moetier.validate.machines.slots import free_memory
+
+    path = folder / "stand-in.yaml"
+    fast, slow = TIERS
+    write_profile(path, stand_in({fast: free_memory(), slow: disk_usage(folder).total}))
+    return str(path)
+
+
+def _calibrate(
+    config: ValidateConfig, case: Case, out: Path, folder: Path, pace: Pace | None, bar: Open
+) -> Path:
+    """Measure the machine for the model of *case* and all policies; return where its profile is."""
     from moetier.validate.calibrate.run import calibrate
 
-    stand_in = check_run({**config.base, "hardware": "desktop-nvme"}, f"{config.name}: base")
-    header = open_source(stand_in).source.header
+    header = case.source.header
     precisions = [compose(policy, TIERS[:1]).precision for policy in config.policies]
-    by_kernel = {precision.kernel: precision for precision in precisions}
-    by_kernel.pop("whole", None)
+    by_way = {
+        json.dumps([p.kernel, vars(p)], default=str): p for p in precisions if p.kernel != "whole"
+    }
     with bar("calibrate") as progress:
         calibrate(
             config.machine,
             out / "profile.yaml",
             header.geometry,
-            stand_in.weights or header.weights or "bf16",
+            case.setting.weights or header.weights or "bf16",
             folder,
             seconds=config.calibrate_seconds,
             on_progress=progress,
             lanes=config.lanes,
             pace=pace,
             threads=config.threads,
-            precisions=list(by_kernel.values()),
+            precisions=list(by_way.values()),
         )
     return out / "profile.yaml"
 
@@ -258,19 +283,37 @@ def _cases(config: ValidateConfig, hardware: str) -> list[Case]:
     found = []
     for policy, size in product(config.policies, sizes):
         data = {**config.base, "hardware": hardware, "policy": policy, "capacity": {tier: size}}
-        where = f"{config.name}, policy={policy_label(policy)}, capacity.{tier}={size}"
+        label = policy_label(policy)
+        where = _where(config, label, {tier: size})
         run = check_run(data, where)
         with inside(where):
-            profile = load_hardware(hardware)
-            found.append(
-                Case(
-                    policy_label(policy),
-                    {tier: size},
-                    open_source(run).source,
-                    setting_of(run, profile),
-                )
-            )
+            source = open_source(run).source
+            setting = setting_of(run, load_hardware(hardware))
+            popularity = popularity_of(run, source)
+        found.append(Case(label, {tier: size}, source, setting, popularity))
     return found
+
+
+def _where(config: ValidateConfig, policy: str, capacity: Mapping[str, str]) -> str:
+    sizes = ", ".join(f"capacity.{tier}={size}" for tier, size in capacity.items())
+    return f"{config.name}, policy={policy}, {sizes}"
+
+
+def _check(config: ValidateConfig, cases: Sequence[Case], bar: Open) -> None:
+    """Simulate every case, to refuse what cannot be run or compared before minutes are spent."""
+    from moetier.validate.compare.observe import observe
+
+    run = _simulated(lambda profile: profile)
+    with bar("check") as progress:
+        for done, case in enumerate(cases, 1):
+            with inside(_where(config, case.policy, case.capacity)):
+                if observe(run, case).result.metrics["tpot_ms"] is None:
+                    raise InputError(
+                        "no time per output token: it leaves out the first decode step, and "
+                        f"{case.setting.warmup_steps} of warm-up",
+                        way_out="decode two tokens or more after the warm-up",
+                    )
+            progress(done, len(cases))
 
 
 def _pack(cases: Sequence[Case], folder: Path, bar: Open) -> Mapping[str, Path]:

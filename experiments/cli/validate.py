@@ -11,7 +11,7 @@ import typer
 from moetier.experiments.cli.options import Config, Json, Set
 
 if TYPE_CHECKING:
-    from moetier.experiments.validation import Validation
+    from moetier.experiments.verdict import Validation
 
 COLUMNS = [
     "policy", "capacity", "decisions", "bytes", "simulated ms", "measured ms", "error", "spread",
@@ -33,17 +33,18 @@ def validate(
 ) -> None:
     """Hold simulations against real runs of the same policies; exit 1 if they differ too much."""
     from moetier.experiments.cli.progress import bar
-    from moetier.experiments.store import dump_json, write_text
+    from moetier.experiments.store import dump_json, new_folder, write_text
     from moetier.experiments.sweep import OUT
     from moetier.experiments.validation import load_validation
     from moetier.experiments.validation import validate as compare
 
     loaded = load_validation(config, set_)
     folder = out if out is not None else Path(OUT) / loaded.name
-    folder.mkdir(parents=True, exist_ok=True)
-    found = compare(loaded, folder, bar=bar, timeline=timeline)
-    write_text(folder / "validation.json", dump_json(found.as_dict()) + "\n")
-    _draw(found, folder)
+    with new_folder(folder):
+        found = compare(loaded, folder, bar=bar, timeline=timeline)
+        write_text(folder / "validation.json", dump_json(found.as_dict()) + "\n")
+        write_text(folder / "points.csv", found.as_csv())
+        _draw(found, folder)
     if json_:
         typer.echo(dump_json(found.as_dict()))
     else:
@@ -60,7 +61,7 @@ def _draw(found: Validation, folder: Path) -> None:
     from moetier.experiments.validation_figure import draw
 
     if find_spec("matplotlib") is not None:
-        title = f"{found.config.name}: simulated against measured on {found.profile.name}"
+        title = f"{found.name}: simulated against measured on {found.profile.name}"
         draw(found.points, folder / "validation.png", title)
 
 
@@ -88,10 +89,17 @@ def _show(found: Validation) -> None:
     summary = found.summary
     tau = "none" if summary.kendall_tau is None else f"{summary.kendall_tau:.3f}"
     typer.echo(
-        f"median error {summary.median_error:.1%}, 90th percentile {summary.p90_error:.1%}, "
-        f"Kendall's tau {tau} ({summary.ranking.ties} pairs tied); stall of 30 % or more in "
-        f"{summary.stalled} of {len(rows)} points; attribution in ms, measured less simulated"
+        f"median error {summary.median_error:.1%}, 90th percentile {summary.p90_error:.1%} (beyond "
+        f"spread {summary.median_error_beyond_spread:.1%} and "
+        f"{summary.p90_error_beyond_spread:.1%}), Kendall's tau {tau} "
+        f"({summary.ranking.ties} pairs tied); stall of 30 % or more in {summary.stalled} of "
+        f"{len(rows)} points; attribution in ms, measured less simulated"
     )
+    others = found.load.others_share
+    if others is not None:
+        typer.echo(f"while it ran, other processes used {others:.0%} of {found.load.cores} cores")
+    for name, noticed in found.would_notice.items():
+        typer.echo(f"a simulation with {name} {'fails' if noticed else 'would pass too'}")
     for text in found.known_limitations:
         typer.echo(f"known: {text}")
 

@@ -27,12 +27,15 @@ PARTS = ("compute", "link", "contention", "host")
 Marks = npt.NDArray[np.bool_]
 
 
-def attribute(simulated: Observed, measured: Observed) -> dict[str, float] | None:
+def attribute(
+    simulated: Observed, measured: Observed, warmup_steps: int = 0
+) -> dict[str, float] | None:
     """Return the difference by part, in ms per decode step; None where no step is counted.
 
-    Both must have decided the same; their rows are compared one by one.
+    Both must have decided the same; their rows are compared one by one. *warmup_steps* decode steps
+    are left out, as TPOT leaves them out.
     """
-    timed = timed_rows(measured.rows)
+    timed = timed_rows(measured.rows, warmup_steps)
     steps = len(np.unique(measured.rows["step"][timed]))
     if not steps or len(timed) != len(simulated.rows["step"]):
         return None
@@ -64,12 +67,20 @@ def attribute(simulated: Observed, measured: Observed) -> dict[str, float] | Non
     return {name: value / 1e6 / steps for name, value in found.items()}
 
 
-def timed_rows(rows: Columns) -> Marks:
-    """Return which rows count for TPOT: decode steps that follow another one."""
+def timed_rows(rows: Columns, warmup_steps: int = 0) -> Marks:
+    """Return which rows count for TPOT: decode steps after the warm-up that follow another one."""
     step, decode = rows["step"], rows["phase"] == DECODE
     decoded = np.unique(step[decode])
-    counted: Marks = decode & np.isin(step, decoded[np.isin(decoded - 1, decoded)])
+    late = decoded[warmup_steps:]
+    counted: Marks = decode & np.isin(step, late[np.isin(late - 1, decoded)])
     return counted
+
+
+def stall_ms(rows: Columns, warmup_steps: int = 0) -> float | None:
+    """Return how long compute waited for copies, per decode step that counts for TPOT."""
+    timed = timed_rows(rows, warmup_steps)
+    steps = len(np.unique(rows["step"][timed]))
+    return float(rows["wait_ns"][timed].sum()) / 1e6 / steps if steps else None
 
 
 def _split(simulated: Ints, measured: Ints, beside: Marks) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moetier.validate.compare.attribution import attribute
+from moetier.validate.compare.attribution import attribute, stall_ms
 from moetier.validate.compare.observe import Case, Observed, Run, observe
 from moetier.validate.compare.ranking import Ranking, Timed, rank
 
@@ -38,6 +38,8 @@ class Point:
     tpot_measured_ms: list[float]
     stall_share_sim: float
     stall_share_measured: list[float]
+    stall_sim_ms: float | None  # per token, as TPOT counts
+    stall_measured_ms: list[float | None]
     attribution_ms: dict[str, float] | None  # of the middle repeat
 
     @property
@@ -54,6 +56,11 @@ class Point:
     def spread(self) -> float:
         """Return the largest less the smallest repeat, as a share of the median."""
         return self.timed.spread / self.timed.median
+
+    @property
+    def error_beyond_spread(self) -> float:
+        """Return by how much the error is larger than the spread, 0 where it is not."""
+        return max(abs(self.error) - self.spread, 0.0)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -89,7 +96,7 @@ def run_grid(
 
 
 def _point(case: Case, virtual: Observed, real: Sequence[Observed]) -> Point:
-    sim = virtual.result.metrics
+    sim, warmup = virtual.result.metrics, case.setting.warmup_steps
     times = [float(one.result.metrics["tpot_ms"]) for one in real]
     middle = min(range(len(times)), key=lambda at: abs(times[at] - median(times)))
     differences = [virtual.decisions.first_difference(one.decisions) for one in real]
@@ -106,7 +113,9 @@ def _point(case: Case, virtual: Observed, real: Sequence[Observed]) -> Point:
         tpot_measured_ms=times,
         stall_share_sim=sim["stall_share"],
         stall_share_measured=[one.result.metrics["stall_share"] for one in real],
-        attribution_ms=None if differences[middle] else attribute(virtual, real[middle]),
+        stall_sim_ms=stall_ms(virtual.rows, warmup),
+        stall_measured_ms=[stall_ms(one.rows, warmup) for one in real],
+        attribution_ms=None if differences[middle] else attribute(virtual, real[middle], warmup),
     )
 
 
@@ -116,10 +125,15 @@ def _same_bytes(one: Observed, other: Observed) -> bool:
 
 @dataclass(frozen=True)
 class Summary:
-    """The error over a grid, as shares, and how policies are ranked."""
+    """The error over a grid, as shares, and how policies are ranked.
+
+    Those *beyond_spread* are what errors exceed the spread of the repeats by.
+    """
 
     median_error: float
     p90_error: float
+    median_error_beyond_spread: float
+    p90_error_beyond_spread: float
     ranking: Ranking
     stalled: int  # points with a stall of 30 % or more of TPOT
     equal: bool  # decisions and bytes, wherever the policy asks no lateness
@@ -133,21 +147,21 @@ class Summary:
 STALLED = 0.3
 
 
-def summarise(points: Sequence[Point], *, beyond_spread: bool = False) -> Summary:
-    """Return the errors of *points*; with *beyond_spread* what lies within a spread is no error.
+def summarise(points: Sequence[Point]) -> Summary:
+    """Return the errors of *points*.
 
     Policies are compared with one another at the same capacity, not across capacities.
     """
-    errors = [
-        max(abs(point.error) - point.spread, 0.0) if beyond_spread else abs(point.error)
-        for point in points
-    ]
+    errors = [abs(point.error) for point in points]
+    beyond = [point.error_beyond_spread for point in points]
     by_capacity: dict[str, list[Timed]] = {}
     for point in points:
         by_capacity.setdefault(str(point.capacity), []).append(point.timed)
     return Summary(
         median_error=float(np.quantile(errors, 0.5)),
         p90_error=float(np.quantile(errors, 0.9)),
+        median_error_beyond_spread=float(np.quantile(beyond, 0.5)),
+        p90_error_beyond_spread=float(np.quantile(beyond, 0.9)),
         ranking=sum((rank(times) for times in by_capacity.values()), Ranking()),
         stalled=sum(median(point.stall_share_measured) >= STALLED for point in points),
         equal=all(

@@ -202,12 +202,10 @@ def test_experts_are_timed_right_after_copies_landed(
         device.experts(kernel, 3, 1)
         lanes = device._lane_set(device.kernels[kernel], 2)
         served = [lanes.served]
-        for once in (
-            lambda: device.experts(kernel, 3, 1),
-            lambda: device.dense(DensePoint("decode", False, 1, 8)),
-        ):
-            once()
-            served.append(lanes.served)
+        device.experts(kernel, 3, 1)
+        served.append(lanes.served)
+        device.dense(DensePoint("decode", False, 1, 8))
+        served.append(lanes.served)
         monkeypatch.setattr(device, "_read", None)  # none of its own where all lanes are busy
         with device.copying():
             begun = lanes.served
@@ -238,7 +236,12 @@ def test_a_dense_part_is_timed_after_experts(
     with disk.disk_device(GEOMETRY, "bf16", tmp_path, lanes=1, **SMALL) as device:
         asked: list[tuple[str, int, int]] = []
         usual = device.experts
-        monkeypatch.setattr(device, "experts", lambda *way: asked.append(way) or usual(*way))
+
+        def experts(*way: Any) -> int:
+            asked.append(way)
+            return usual(*way)
+
+        monkeypatch.setattr(device, "experts", experts)
         device.dense(DensePoint("prefill", False, 16, 136))
 
     assert asked == [(next(iter(device.kernels)), GEOMETRY.top_k, 1)]
@@ -249,7 +252,7 @@ def test_host_time_is_without_compute(tmp_path: Path, monkeypatch: pytest.Monkey
 
     usual = Dense.run
 
-    def slow(self: Dense, batch: LayerBatch, x: torch.Tensor) -> None:
+    def slow(self: Dense, batch: LayerBatch, x: Any) -> None:
         usual(self, batch, x)
         sleep(0.02)
 
@@ -260,7 +263,7 @@ def test_host_time_is_without_compute(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 0 < found[10] < 10_000_000
 
 
-CHANNELS = {"reads": "150 %", "recovery": "none"}  # rows are short beside a sector
+CHANNELS: dict[str, Any] = {"reads": "150 %", "recovery": "none"}  # rows are short beside a sector
 
 
 @pytest.mark.parametrize("unit", [{}, {"unit": "block", "blocks": 4}])
@@ -286,8 +289,9 @@ def test_a_profile_with_channels_leaves_nothing_to_a_roofline(tmp_path: Path) ->
     parts = [Channels(**CHANNELS)]
     source = Synthetic(GEOMETRY, prompt=1, tokens=6)
     said = []
-    for name, more in (("without", {}), ("with", {"precisions": parts})):
-        profile = calibrate("disk", tmp_path / f"{name}.yaml", GEOMETRY, **given, **more)
+    for precisions in ([], parts):
+        out = tmp_path / f"{len(precisions)}.yaml"
+        profile = calibrate("disk", out, GEOMETRY, **given, precisions=precisions)
         found = simulate(source, Setting(profile, policy, capacity={"dram": 8 * 12288}))
         said.append([text for text in found.known_limitations if "kernel 'channels'" in text])
 

@@ -58,7 +58,12 @@ def test_a_batch_is_its_overhead_and_its_experts(fake: Any) -> None:
 def test_a_batch_may_be_as_large_as_a_token_asks_for(fake: Any) -> None:
     asked: list[tuple[str, int, int]] = []
     usual = fake.experts
-    fake.experts = lambda *given: asked.append(given) or usual(*given)
+
+    def experts(*given: Any) -> int:
+        asked.append(given)
+        return int(usual(*given))
+
+    fake.experts = experts
     figures = measure(fake, 1, now=lambda: fake.now, rest=fake.rest, together=3)
     profile = profile_of("fake", fake, figures, "a model")
 

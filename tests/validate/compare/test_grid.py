@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from moetier.sim.machine.simulated import SimMachine
 from moetier.sim.run import Setting, simulate
 from moetier.sim.testing import toy_header, toy_profile, toy_trace
 from moetier.traces.batch import DECODE, PREFILL
-from moetier.validate.compare.attribution import attribute, timed_rows
+from moetier.validate.compare.attribution import attribute, stall_ms, timed_rows
 from moetier.validate.compare.decisions import Decisions
 from moetier.validate.compare.grid import Point, run_grid, summarise
 from moetier.validate.compare.observe import Case, observe
@@ -55,7 +56,8 @@ def point(**given: Any) -> Point:
         "decision_log_equal": True, "bytes_equal": True, "first_difference": None,
         "miss_rate": 0.5, "bytes_read_total": 1, "tpot_sim_ms": 11.0,
         "tpot_measured_ms": [10.0, 9.0, 10.5], "stall_share_sim": 0.5,
-        "stall_share_measured": [0.4, 0.5, 0.6], "attribution_ms": None,
+        "stall_share_measured": [0.4, 0.5, 0.6], "stall_sim_ms": 5.5,
+        "stall_measured_ms": [4.0, 4.5, 6.3], "attribution_ms": None,
     }  # fmt: skip
     return Point(**(about | given))
 
@@ -118,8 +120,21 @@ def test_an_error_is_a_share_of_the_median() -> None:
     assert found.error == pytest.approx(0.1)
     assert found.spread == pytest.approx(0.15)
     assert summarise([found]).median_error == pytest.approx(0.1)
-    assert summarise([found], beyond_spread=True).median_error == 0
     assert found.as_dict()["error"] == found.error
+
+
+def test_errors_beyond_the_spread_are_figures_of_their_own() -> None:
+    """Errors of 10 % and of 100 % with a spread of 15 % and of 10 %."""
+    points = [point(), point(tpot_sim_ms=20.0, tpot_measured_ms=[10.0, 10.0, 11.0])]
+    found = summarise(points)
+
+    assert found.median_error == pytest.approx((0.1 + 1.0) / 2)
+    assert found.p90_error == pytest.approx(0.1 + 0.9 * 0.9)
+    assert found.median_error_beyond_spread == pytest.approx(0.9 / 2)
+    assert found.p90_error_beyond_spread == pytest.approx(0.9 * 0.9)
+    assert points[0].error_beyond_spread == 0
+    too_low = point(tpot_sim_ms=5.0, tpot_measured_ms=[10.0, 9.0, 10.0])
+    assert too_low.error_beyond_spread == pytest.approx(0.4)
 
 
 def test_lateness_may_change_decisions() -> None:
@@ -155,6 +170,47 @@ def test_steps_that_follow_a_decode_step_are_timed() -> None:
     }
 
     assert timed_rows(rows).tolist() == [False, False, False, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("warmup", "kept"), [(0, [2, 3, 6]), (1, [2, 3, 6]), (2, [3, 6]), (4, [6])]
+)
+def test_steps_of_the_warm_up_are_not_timed(warmup: int, kept: list[int]) -> None:
+    """Decode steps are 1, 2, 3, 5 and 6; the first of each row of them is never timed."""
+    steps = np.array([0, 1, 2, 2, 3, 4, 5, 6])
+    phase = np.where(np.isin(steps, [0, 4]), PREFILL, DECODE)
+    timed = timed_rows({"step": steps, "phase": phase}, warmup)
+
+    assert np.unique(steps[timed]).tolist() == kept
+
+
+def test_stall_is_the_wait_per_timed_step() -> None:
+    rows = {
+        "step": np.array([0, 1, 1, 2, 2, 3]),
+        "phase": np.array([PREFILL, *[DECODE] * 5]),
+        "wait_ns": np.array([9, 9, 9, 1, 2, 4]) * 1_000_000,
+    }
+
+    assert stall_ms(rows) == pytest.approx(3.5)
+    assert stall_ms(rows, warmup_steps=2) == pytest.approx(4.0)
+    assert stall_ms(rows, warmup_steps=3) is None
+
+
+def test_warm_up_is_left_out_of_every_figure_of_a_point() -> None:
+    """The parts of the difference add up to it, and the stall is the time that is no compute."""
+    case = replace(a_case(), setting=replace(a_case().setting, warmup_steps=3))
+    (found,) = run_grid([case], virtual, slower(0.5), repeats=1)
+    (whole,) = run_grid([a_case()], virtual, slower(0.5), repeats=1)
+
+    told = found.attribution_ms
+    assert told is not None
+    assert sum(told.values()) == pytest.approx(found.tpot_measured_ms[0] - found.tpot_sim_ms)
+    assert found.stall_measured_ms[0] is not None
+    assert found.stall_sim_ms is not None
+    assert found.stall_measured_ms[0] > found.stall_sim_ms
+    share = observe(slower(0.5), case).result.metrics
+    assert share["time_breakdown_ms"]["wait"] == pytest.approx(found.stall_measured_ms[0])
+    assert whole.stall_measured_ms != found.stall_measured_ms
 
 
 def test_contention_is_what_batches_beside_copies_err_more() -> None:
