@@ -4,7 +4,8 @@ A matrix has rows of `columns` weights, stored in blocks; a block has a fixed nu
 
 | type | weights | bytes | bits per weight | layout |
 |------|---------|-------|-----------------|--------|
-| bf16 | 1 | 2 | 16 | |
+| f32 | 1 | 4 | 32 | |
+| bf16, f16 | 1 | 2 | 16 | |
 | int8 | 1 | 1 | 8 | scales (one per row) are not counted |
 | mxfp4 | 32 | 17 | 4.25 | 32 codes of 4 bit and one 8-bit exponent (OCP MX v1.0) |
 | q4_0 | 32 | 18 | 4.5 | 32 codes of 4 bit and an fp16 scale (ggml `block_q4_0`) |
@@ -30,13 +31,14 @@ from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry
 from moetier.traces.schema import Header
 
-WeightFormat = Literal["bf16", "int8", "q4_0", "q4_k_m", "mxfp4"]
+WeightFormat = Literal["bf16", "fp16", "fp32", "int8", "q4_0", "q4_k_m", "mxfp4"]
 FORMATS: tuple[str, ...] = get_args(WeightFormat)
 DEFAULT_FORMAT = "bf16"
 
 BLOCKS = {
     "f32": (1, 4),
     "bf16": (1, 2),
+    "f16": (1, 2),
     "int8": (1, 1),
     "mxfp4": (32, 17),
     "q4_0": (32, 18),
@@ -202,6 +204,8 @@ def _k_m(more: bool) -> str:
 
 _FORMATS = {
     "bf16": _Kinds(_constant("bf16"), _constant("bf16"), "bf16", "bf16"),
+    "fp16": _Kinds(_constant("f16"), _constant("f16"), "f16", "f16"),
+    "fp32": _Kinds(_constant("f32"), _constant("f32"), "f32", "f32"),
     "int8": _Kinds(_constant("int8"), _constant("int8"), "int8", "bf16"),
     "q4_0": _Kinds(_constant("q4_0"), _constant("q4_0"), "q6_k", "f32"),
     "q4_k_m": _Kinds(_k_m, _k_m, "q6_k", "f32"),
@@ -220,7 +224,8 @@ def _require(geometry: Geometry, missing: list[str], what: str) -> None:
     if missing:
         raise InputError(
             f"{what} of '{geometry.name}' is unknown: no {', '.join(missing)}",
-            way_out="name a published geometry with `model:`, or record the bytes in the trace",
+            way_out="name a published geometry with `model:` (of a trace), or leave `weights` out: "
+            "a checkpoint's own bytes are known",
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from moetier.traces.errors import InputError
 from moetier.traces.formats import (
+    BLOCKS,
     FORMATS,
     bit_slice_bytes,
     dense_bytes,
@@ -154,13 +155,13 @@ def test_every_format_counts_every_published_model(name: str, weights: str) -> N
     assert len(sizes) == geometry.n_moe_layers
     assert {type(size) for size in sizes} == {int}
     assert min(sizes) > 0
-    assert max(sizes) <= 2 * geometry.expert_weights
+    assert max(sizes) <= BLOCKS["f32" if weights == "fp32" else "bf16"][1] * geometry.expert_weights
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda g: expert_bytes(g, "q3"), "unknown weights 'q3'; known: bf16, int8, q4_0"),
+        (lambda g: expert_bytes(g, "q3"), "unknown weights 'q3'; known: bf16, fp16, fp32, int8, q4_0"),
         (lambda g: expert_bytes(g, "bf16"), "no hidden, moe_intermediate"),
         (lambda g: expert_bytes(g, "q4_k_m"), "no hidden, moe_intermediate, n_layers"),
         (lambda g: dense_bytes(g, "bf16"), "no hidden, heads, head_dim, kv_heads"),

@@ -319,11 +319,14 @@ def test_a_checkpoint_of_another_type_has_to_say_its_bytes() -> None:
         vocab_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, intermediate_size=16,
         num_experts=8, num_experts_per_tok=2, max_position_embeddings=64,
     )  # fmt: skip
-    loaded = Loaded(transformers.OlmoeForCausalLM(config).eval(), Numbers())
+    loaded = Loaded(transformers.OlmoeForCausalLM(config).double().eval(), Numbers())
+    loaded.model.set_experts_implementation("eager")  # the others compute no float64
     extras = Extras(long_prompts=0, max_new_tokens=2)
 
-    with pytest.raises(InputError, match=r"weights: the checkpoint is stored in fp32, .* bf16"):
+    with pytest.raises(InputError, match=r"weights: the checkpoint is stored in float64, .* bf16"):
         evaluate(loaded, setting(), ["3 4"], extras)
+    loaded.model.float()
+    assert evaluate(loaded, setting(), ["3 4"], extras).metrics["lossless"] is True
     for experts in ("eager", "batched_mm", "grouped_mm"):
         loaded.model.set_experts_implementation(experts)
         found = evaluate(loaded, setting(weights="bf16"), ["3 4"], extras)
