@@ -161,7 +161,10 @@ def test_every_format_counts_every_published_model(name: str, weights: str) -> N
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda g: expert_bytes(g, "q3"), "unknown weights 'q3'; known: bf16, fp16, fp32, int8, q4_0"),
+        (
+            lambda g: expert_bytes(g, "q3"),
+            "unknown weights 'q3'; known: bf16, fp16, fp32, int8",
+        ),
         (lambda g: expert_bytes(g, "bf16"), "no hidden, moe_intermediate"),
         (lambda g: expert_bytes(g, "q4_k_m"), "no hidden, moe_intermediate, n_layers"),
         (lambda g: dense_bytes(g, "bf16"), "no hidden, heads, head_dim, kv_heads"),

@@ -1,4 +1,4 @@
-"""This module names a model by what it is: a hash over its configuration and weights."""
+"""This module names a model or a tensor by what it is: a hash over all that makes it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ def fingerprint(model: Any) -> str:
                 head = f"{path}.{name} {value.dtype} {tuple(value.shape)}\n"
                 digest.update(head.encode())
                 _update(digest, value)
+    return digest.hexdigest()
+
+
+def checksum(value: Tensor) -> str:
+    """Return the sha256, in hex, of a tensor's type, shape and bytes."""
+    digest = hashlib.sha256(f"{value.dtype} {tuple(value.shape)}\n".encode())
+    _update(digest, value)
     return digest.hexdigest()
 
 

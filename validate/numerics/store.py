@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from moetier.traces.capture.fingerprint import checksum
 from moetier.traces.errors import InputError
 from moetier.traces.files import replacing
 
@@ -142,14 +143,6 @@ def open_store(path: str | Path, fingerprint: str, kind: str) -> Store:
     if sorted(file.keys()) != sorted(header.checksums):
         raise InputError("its tensors are not those of its header", where=path, way_out=AGAIN)
     return Store(path, header, file)
-
-
-def checksum(value: Tensor) -> str:
-    """Return the sha256, in hex, of a tensor's type, shape and bytes."""
-    plain = value.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)}\n".encode())
-    digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _own(value: Tensor) -> Tensor:

@@ -112,14 +112,29 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
         read_about(other)
 
 
+def test_a_byte_that_changed_is_noticed_wherever_it_is(learnt_from: Any, tmp_path: Path) -> None:
+    path = tmp_path / "p.safetensors"
+    saved(learnt_from, path, {"kind": "low-rank", "rank": 3})
+    whole = path.read_bytes()
+    begin = whole.index(b"{")
+    places = [*range(begin, len(whole), max(1, (len(whole) - begin) // 200)), len(whole) - 1]
+
+    for at in places:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(InputError):
+            load_predictor(path, learnt_from[0])
+    path.write_bytes(whole)
+    load_predictor(path, learnt_from[0])
+
+
 def test_another_version_is_refused(
     learnt_from: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "p.safetensors"
     saved(learnt_from, path, "default-vector")
-    monkeypatch.setattr(checkpoint, "VERSION", 2)
+    monkeypatch.setattr(checkpoint, "VERSION", 3)
 
-    with pytest.raises(InputError, match="predictor version 1, this moetier reads 2"):
+    with pytest.raises(InputError, match="predictor version 2, this moetier reads 3"):
         read_about(path)
 
 

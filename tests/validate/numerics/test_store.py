@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from moetier.traces.capture.fingerprint import checksum
 from moetier.traces.errors import InputError
 from moetier.validate.numerics import store as store_module
 from moetier.validate.numerics.store import (
     KEY,
     StoreHeader,
-    checksum,
     open_store,
     write_store,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from moetier.traces.capture.fingerprint import fingerprint
+from moetier.traces.capture.fingerprint import checksum, fingerprint
 from moetier.traces.errors import InputError
 from moetier.traces.files import replacing
 from moetier.traces.geometry import Geometry
@@ -19,7 +22,7 @@ from moetier.traces.predictors import PREDICTORS, create
 from moetier.traces.predictors.base import Predictor
 
 KEY = "moetier"
-VERSION = 1
+VERSION = 2
 
 
 class About(BaseModel):
@@ -36,6 +39,7 @@ class About(BaseModel):
     seed: int
     versions: dict[str, str] = Field(default_factory=dict)
     metrics: dict[str, Any] = Field(default_factory=dict)  # on the held-out prompts
+    digest: str = ""  # sha256 of the tensors and of this header without it
 
 
 def save_predictor(
@@ -58,6 +62,7 @@ def save_predictor(
         versions={"moetier": version("moetier"), "torch": torch.__version__},
         metrics=metrics,
     )
+    about = about.model_copy(update={"digest": _digest(about, predictor.tensors)})
     with replacing(path) as temporary:
         save_file(predictor.tensors, temporary, metadata={KEY: about.model_dump_json()})
     return about
@@ -98,9 +103,14 @@ def read_about(path: str | Path) -> About:
 def load_predictor(path: str | Path, model: Any) -> Predictor:
     """Return the predictor at *path* for *model*.
 
-    Raises `InputError`, naming both models, when it was trained on another.
+    Raises `InputError` when it was trained on another, naming both models, or is damaged.
     """
     about = read_about(path)
+    tensors = load_file(path)
+    if _digest(about, tensors) != about.digest:
+        raise InputError(
+            "is damaged: its digest differs", where=path, way_out="copy or train it again"
+        )
     mine = fingerprint(model)
     if mine != about.model_fingerprint:
         raise InputError(
@@ -110,8 +120,14 @@ def load_predictor(path: str | Path, model: Any) -> Predictor:
             way_out="train it on this model",
         )
     predictor = create({"kind": about.kind, **about.arguments}, where=str(path))
-    predictor.tensors = load_file(path)
+    predictor.tensors = tensors
     return predictor
+
+
+def _digest(about: About, tensors: Mapping[str, Tensor]) -> str:
+    lines = [about.model_dump_json(exclude={"digest"})]
+    lines += [f"{name} {checksum(tensors[name])}" for name in sorted(tensors)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def find_predictor(text: str, model: Any) -> Predictor:
