@@ -18,7 +18,7 @@ from moetier.sim.policy.precision.bit_sliced import BitSliced  # noqa: E402
 from moetier.sim.policy.precision.channels import Channels  # noqa: E402
 from moetier.sim.policy.precision.uniform import Uniform  # noqa: E402
 from moetier.sim.run import Setting, simulate  # noqa: E402
-from moetier.traces.batch import DECODE, LayerBatch  # noqa: E402
+from moetier.traces.batch import LayerBatch  # noqa: E402
 from moetier.traces.channels import channel_cost  # noqa: E402
 from moetier.traces.errors import InputError  # noqa: E402
 from moetier.traces.formats import bit_slice_bytes  # noqa: E402
@@ -28,7 +28,7 @@ from moetier.validate.calibrate import disk  # noqa: E402
 from moetier.validate.calibrate.device import DensePoint  # noqa: E402
 from moetier.validate.calibrate.measure import TOKENS  # noqa: E402
 from moetier.validate.calibrate.run import calibrate, open_device  # noqa: E402
-from moetier.validate.calibrate.ways import Kept, kernel_name  # noqa: E402
+from moetier.validate.calibrate.ways import kernel_name  # noqa: E402
 from moetier.validate.identity import check_identity  # noqa: E402
 from moetier.validate.machines.pacing import Pace  # noqa: E402
 
@@ -106,12 +106,12 @@ def test_a_pace_that_the_disk_does_not_keep_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_pace_that_is_kept_is_said(tmp_path: Path) -> None:
-    with disk.disk_device(GEOMETRY, "bf16", tmp_path, pace=Pace(10**6), **SMALL) as device:
+    with disk.disk_device(GEOMETRY, "bf16", tmp_path, pace=Pace(10**5), **SMALL) as device:
         took = device.copy(4096, 1)
         said = device.remarks()
 
-    assert took >= 4_096_000
-    assert said[1].startswith("each lane held to 1 MB/s; ")
+    assert took >= 40_960_000
+    assert said[1].startswith("each lane held to 100 kB/s; ")
 
 
 def test_a_failure_leaves_no_file_and_no_profile(
@@ -297,24 +297,6 @@ def test_a_profile_with_channels_leaves_nothing_to_a_roofline(tmp_path: Path) ->
 
     assert len(said[0]) == 1
     assert said[1] == []
-
-
-@pytest.mark.parametrize(
-    ("union", "each", "tokens", "kept"),
-    [(4, 4, 1, 4), (4, 4, 3, 4), (2, 4, 1, 2), (16, 4, 1, 16), (16, 4, 2, 8), (16, 4, 8, 4)],
-)
-def test_the_union_of_what_tokens_keep_is_as_stated(
-    union: int, each: int, tokens: int, kept: int
-) -> None:
-    batch = LayerBatch(0, DECODE, 0, tokens, tokens, [5, 9] * tokens)
-    drawing = Kept(union, each, 16)
-    mask = drawing.channels(batch)
-
-    assert mask.shape == (2 * tokens, 16)
-    assert mask.any(0).sum() == union
-    assert set(mask.sum(1).tolist()) == {kept}
-    assert (mask[::2] == mask[1::2]).all()  # a token keeps the same of both experts
-    assert any((drawing.channels(batch) != mask).any() for _ in range(9)) == (kept < 16)
 
 
 @pytest.mark.parametrize(
