@@ -13,12 +13,12 @@ from moetier.sim.memory import extent_of
 from moetier.sim.policy.compose import compose
 from moetier.sim.run import Result, Stage, set_up
 from moetier.traces.schema import Header
-from moetier.validate.calibrate.cuda import PINNED_BYTES
+from moetier.validate.calibrate.cuda import PINNED_BYTES, refuse_pace
 from moetier.validate.calibrate.cuda import TIERS as CUDA_TIERS
+from moetier.validate.machines import run as disk
 from moetier.validate.machines.cuda.fit import Need, layers_that_fit, need_of
 from moetier.validate.machines.cuda.run import CudaRuns
 from moetier.validate.machines.cuda.torch_cuda import open_cuda
-from moetier.validate.machines.run import pack_synthetic, run_on_disk
 from moetier.validate.machines.slots import free_memory
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Disk:
     def __init__(self, folder: Path, *, lanes: int, pace: Pace | None, threads: int) -> None:
         """Read by *lanes* threads held to *pace*, and compute by *threads*."""
         self.facts = {"threads": str(threads)}
-        self.calibration = {"lanes": lanes, "pace": pace, "threads": threads}
+        self.calibration: dict[str, Any] = {"lanes": lanes, "pace": pace, "threads": threads}
         self._folder = folder
         self._files: dict[str, Path] = {}
 
@@ -97,13 +97,13 @@ class Disk:
                 key = stored_as(case, self.tiers[0])
                 if key not in self._files:
                     self._files[key] = self._folder / f"{len(self._files)}.slices"
-                    pack_synthetic(
+                    disk.pack_synthetic(
                         self._files[key], case.source, case.setting, on_progress=progress
                     )
 
     def run(self, case: Case, around: Any, **observers: Any) -> Result:
         """Run *case* on its file."""
-        return run_on_disk(
+        return disk.run_on_disk(
             case.source,
             case.setting,
             self._files[stored_as(case, self.tiers[0])],
@@ -184,6 +184,7 @@ def open_machine(
     if kind == "disk":
         yield Disk(folder, lanes=lanes, pace=pace, threads=threads)
         return
+    refuse_pace(pace)
     with _device(device) as found, CudaRuns(found, lanes=lanes) as runs:
         yield Cuda(found, runs, lanes)
 

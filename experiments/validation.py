@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from shutil import disk_usage
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,16 +28,17 @@ from moetier.sim.yaml_input import check
 from moetier.traces.errors import InputError
 
 if TYPE_CHECKING:
+    from moetier.experiments.real_machines import RealMachine
     from moetier.sim.machine.base import Span
     from moetier.validate.compare.grid import Point
     from moetier.validate.compare.observe import Case, Run
+    from moetier.validate.machines.cuda.device import Device
     from moetier.validate.machines.pacing import Pace
 
 CALIBRATE = "calibrate"
 """As hardware: measure this machine just before."""
 
 RAW = "raw"
-TIERS = ("dram", "disk")  # of a disk machine
 Progress = Callable[[int, int], None]
 Open = Callable[[str], Any]  # a progress bar, by its title
 Believe = Callable[[Profile], Profile]
@@ -54,7 +53,7 @@ class ValidateConfig(BaseModel):
     base: dict[str, Any]
     policies: list[str | dict[str, Any]] = Field(min_length=1)
     capacity: dict[str, list[str]] = Field(min_length=1, max_length=1)
-    machine: Literal["disk"] = "disk"
+    machine: Literal["disk", "cuda"] = "disk"
     lanes: int = Field(default=2, ge=1)
     pace: str = RAW  # of each lane, such as "100 MB/s"
     latency: str = "0 ns"
@@ -78,17 +77,19 @@ def validate(
     bar: Open,
     timeline: Path | None = None,
     simulated_profile: Believe = lambda profile: profile,
+    device: Device | None = None,
 ) -> Validation:
     """Run *config*, whose files go to the folder *out*.
 
     Whatever can be refused is refused before anything is measured. *bar* opens a progress bar.
     *timeline* is a file for what occupied each lane in the first point, simulated and measured, one
     below the other. *simulated_profile* changes what the simulation believes about the machine, to
-    see whether the comparison notices.
+    see whether the comparison notices. *device* stands in for the CUDA device of `machine: cuda`.
 
     Raises:
         InputError: If the config makes no runs, or its profile is of another machine.
     """
+    from moetier.experiments.real_machines import open_machine
     from moetier.validate.compare.grid import run_grid, summarise
     from moetier.validate.compare.load import watch_load
     from moetier.validate.identity import check_identity
@@ -100,35 +101,35 @@ def validate(
         )
     with ExitStack() as stack:
         folder = stack.enter_context(_own_folder(config))
+        lanes, threads = config.lanes, config.threads
+        machine = stack.enter_context(
+            open_machine(
+                config.machine, folder, lanes=lanes, pace=pace, threads=threads, device=device
+            )
+        )
         hardware = str(config.base.get("hardware", CALIBRATE))
         measures = hardware == CALIBRATE
         if measures:
-            hardware = _stand_in(folder)
+            hardware = _stand_in(folder, machine)
         else:
-            check_identity(load_hardware(hardware), folder, {"threads": str(config.threads)})
+            check_identity(load_hardware(hardware), folder, machine.facts)
         cases = _cases(config, hardware)
+        said: list[str] = []
+        fewer = machine.layers(cases)
+        if fewer < (whole := cases[0].source.header.geometry.n_moe_layers):
+            config = _ending_early(config, fewer)
+            cases = _cases(config, hardware)
+            said.append(f"only the first {fewer} of {whole} MoE layers: more do not fit here")
         _check(config, cases, bar)
-        files = _pack(cases, folder, bar)
+        machine.prepare(cases, bar)
         if measures:
-            hardware = str(_calibrate(config, cases[0], out, folder, pace, bar))
+            hardware = str(_calibrate(config, cases[0], out, folder, machine, bar))
             cases = _cases(config, hardware)
         profile = load_hardware(hardware)
-        simulated, said = _simulated(simulated_profile), []
+        simulated = _simulated(simulated_profile)
 
         def measured(case: Case, around: Any, **observers: Any) -> Any:
-            from moetier.validate.machines.run import run_on_disk
-
-            found = run_on_disk(
-                case.source,
-                case.setting,
-                files[_layout_of(case)],
-                lanes=config.lanes,
-                pace=pace,
-                threads=config.threads,
-                around=around,
-                popularity=case.popularity,
-                **observers,
-            )
+            found = machine.run(case, around, **observers)
             said.extend(found.known_limitations)
             return found
 
@@ -236,26 +237,38 @@ def _own_folder(config: ValidateConfig) -> Iterator[Path]:
         yield Path(name)
 
 
-def _stand_in(folder: Path) -> str:
+def _ending_early(config: ValidateConfig, layers: int) -> ValidateConfig:
+    """Return *config* with its model cut to *layers* MoE layers."""
+    made = config.base.get("synthetic")
+    if made is None:
+        raise InputError(
+            f"only {layers} layers of the trace's model fit into memory",
+            where=config.name,
+            way_out="use `synthetic` routing, whose model may end early, or another machine",
+        )
+    return config.model_copy(
+        update={"base": {**config.base, "synthetic": {**made, "layers": layers}}}
+    )
+
+
+def _stand_in(folder: Path, machine: RealMachine) -> str:
     """Return where the profile of a machine is whose times mean nothing, to check runs with."""
     from moetier.validate.calibrate.profile import write_profile
     from moetier.validate.calibrate.stand_in import stand_in
-    from moetier.validate.machines.slots import free_memory
 
     path = folder / "stand-in.yaml"
-    fast, slow = TIERS
-    write_profile(path, stand_in({fast: free_memory(), slow: disk_usage(folder).total}))
+    write_profile(path, stand_in(machine.capacities()))
     return str(path)
 
 
 def _calibrate(
-    config: ValidateConfig, case: Case, out: Path, folder: Path, pace: Pace | None, bar: Open
+    config: ValidateConfig, case: Case, out: Path, folder: Path, machine: RealMachine, bar: Open
 ) -> Path:
     """Measure the machine for the model of *case* and all policies; return where its profile is."""
     from moetier.validate.calibrate.run import calibrate
 
     header = case.source.header
-    precisions = [compose(policy, TIERS[:1]).precision for policy in config.policies]
+    precisions = [compose(policy, machine.tiers[:1]).precision for policy in config.policies]
     by_way = {
         json.dumps([p.kernel, vars(p)], default=str): p for p in precisions if p.kernel != "whole"
     }
@@ -268,10 +281,8 @@ def _calibrate(
             folder,
             seconds=config.calibrate_seconds,
             on_progress=progress,
-            lanes=config.lanes,
-            pace=pace,
-            threads=config.threads,
             precisions=list(by_way.values()),
+            **machine.calibration,
         )
     return out / "profile.yaml"
 
@@ -314,24 +325,3 @@ def _check(config: ValidateConfig, cases: Sequence[Case], bar: Open) -> None:
                         way_out="decode two tokens or more after the warm-up",
                     )
             progress(done, len(cases))
-
-
-def _pack(cases: Sequence[Case], folder: Path, bar: Open) -> Mapping[str, Path]:
-    """Write a file of slices for every layout that the cases need; return where each is."""
-    from moetier.validate.machines.run import pack_synthetic
-
-    found: dict[str, Path] = {}
-    with bar("pack") as progress:
-        for case in cases:
-            key = _layout_of(case)
-            if key not in found:
-                found[key] = folder / f"{key}.slices"
-                pack_synthetic(found[key], case.source, case.setting, on_progress=progress)
-    return found
-
-
-def _layout_of(case: Case) -> str:
-    """Return a name for how the slices of *case* are laid out."""
-    precision = compose(case.setting.policy, TIERS[:1]).precision
-    shown = json.dumps([precision.kernel, {k: str(v) for k, v in vars(precision).items()}])
-    return hashlib.sha256(shown.encode()).hexdigest()[:12]

@@ -200,12 +200,7 @@ def cuda_device(
     """
     from moetier.validate.machines.cuda.torch_cuda import open_cuda
 
-    if pace is not None:
-        raise InputError(
-            "copies to a GPU are not held to a pace",
-            where="pace",
-            way_out="leave it out, or use the disk machine",
-        )
+    refuse_pace(pace)
     with ExitStack() as stack:
         if device is None:
             device = open_cuda()
@@ -221,3 +216,13 @@ def cuda_device(
         stack.callback(found.let_go)
         stack.callback(found.close)
         yield found
+
+
+def refuse_pace(pace: object) -> None:
+    """Raise `InputError` unless *pace* is None."""
+    if pace is not None:
+        raise InputError(
+            "copies to a GPU are not held to a pace",
+            where="pace",
+            way_out="leave it out, or use the disk machine",
+        )

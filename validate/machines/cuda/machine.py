@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
 from moetier.sim.layout import Layout
 from moetier.sim.machine.base import LayerTiming, OnSpan
@@ -23,6 +24,16 @@ from moetier.validate.machines.dense import Dense
 from moetier.validate.machines.experts import Experts, Kernel, RandomHidden
 from moetier.validate.machines.spans import Piece
 from moetier.validate.machines.trace_machine import Hidden, TraceMachine
+
+STOOD_STILL = 0.02  # share of the wall clock for which the machine's may stand still
+
+
+class _Count(NamedTuple):
+    """A reading of the energy counter, in microjoules, at a time of both clocks, in ns."""
+
+    at: int
+    wall: int
+    energy: int | None
 
 
 class CudaMachine(TraceMachine):
@@ -66,7 +77,7 @@ class CudaMachine(TraceMachine):
         """
         used = lanes or hierarchy.links[0].lanes
         self._device = device
-        self._joules: list[tuple[int, int | None]] = []  # time in ns, and the counter
+        self._counted: list[_Count] = []  # at the beginning and at the end
         # one more than lanes: what is warm is copied by the thread that computes
         self._reader = DeviceStore(host, device, used + 1)
         self._compute_stream = device.stream()
@@ -97,26 +108,29 @@ class CudaMachine(TraceMachine):
         """Begin to count time, and energy."""
         if not self._began:
             super().wake()
-            self._joules.append((self._clock.now(), self._device.energy()))
+            self._counted.append(_Count(0, perf_counter_ns(), self._device.energy()))
 
     def finish(self) -> int:
         """Let what is in flight land; return the time at which all is quiet, in ns."""
         end = super().finish()
-        self._joules.append((end, self._device.energy()))
+        self._counted.append(_Count(end, perf_counter_ns(), self._device.energy()))
         return end
 
     @property
     def energy(self) -> int | None:
         """Return the microjoules from the first batch to `finish`.
 
-        None where nothing counts them, or where the counter is too slow for so short a run.
+        None where nothing counts them, where the counter is too slow for so short a run, and where
+        the clock stood still for a while, as it does when warm slices are brought: the counter goes
+        on then.
         """
-        if len(self._joules) < 2:
+        if len(self._counted) < 2:
             return None
-        (begin, before), (end, after) = self._joules[0], self._joules[-1]
-        if before is None or after is None or end - begin < self._device.energy_window:
+        first, last = self._counted[0], self._counted[-1]
+        ns, wall = last.at - first.at, last.wall - first.wall
+        if first.energy is None or last.energy is None or ns < self._device.energy_window:
             return None
-        return after - before
+        return last.energy - first.energy if wall - ns <= wall * STOOD_STILL else None
 
     def close(self) -> None:
         """End all threads and streams, and give the device's memory back."""

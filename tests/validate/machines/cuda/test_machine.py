@@ -236,6 +236,10 @@ def test_energy_is_counted_over_runs_that_are_long_enough(
 
     assert short.elapsed_ns < 1_000_000_000
     assert short.energy_uj is silent.energy_uj is None
+    warm = setting({"eviction": "lru", "warmup": "random"}, 100)
+    stood_still = run_on_cuda(source, warm, device(counts_energy=True, energy_window=1000))
+
+    assert stood_still.energy_uj is None  # what warm-up brought is in the counter, and in no record
     assert counted.energy_uj == pytest.approx(counted.elapsed_ns * 50 / 1000, rel=0.05)
 
 

@@ -1,0 +1,1 @@
+"""This package runs everything that needs a GPU, once, and writes a report: `scripts/gpu_check`."""
