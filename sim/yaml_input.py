@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import UnionType
@@ -14,6 +14,9 @@ from pydantic import BaseModel, ValidationError
 from moetier.traces.errors import InputError, nearest
 
 M = TypeVar("M", bound=BaseModel)
+
+
+_TYPES = ("str", "int", "float", "bool")
 
 
 class _Loader(yaml.SafeLoader):
@@ -71,17 +74,34 @@ def check(model: type[M], data: Any, where: str | Path) -> M:
             way_out=f"its keys are {', '.join(model.model_fields)}",
         )
     try:
-        return model.model_validate(data)
+        found = model.model_validate(data)
     except ValidationError as error:
         raise explain(error, model, where) from None
+    for key, value in _truths(data, found):
+        raise InputError(
+            f"{key}: {str(value).lower()} is no number", where=where, way_out="give a number"
+        )
+    return found
+
+
+def _truths(data: dict[str, Any], model: BaseModel, prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield the keys of *data* whose true or false was taken as a number, and that value."""
+    for key, value in data.items():
+        found = getattr(model, str(key), None)
+        if isinstance(value, bool) and isinstance(found, int | float) and found is not value:
+            yield f"{prefix}{key}", value
+        elif isinstance(value, dict) and isinstance(found, BaseModel):
+            yield from _truths(value, found, f"{prefix}{key}.")
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str | Path) -> InputError:
     """Turn the first finding of *error*, raised by *model*, into an `InputError`."""
     # A misspelt key first: the key that it leaves missing explains itself then.
     first, *others = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    loc = [part for part in first["loc"] if part != "[key]"]
+    loc = _place(first["loc"])
     key = ".".join(str(part) for part in loc)
+    alike = [other for other in others if _place(other["loc"]) == loc]  # other types of a union
+    others = [other for other in others if other not in alike]
     way_out = f"and {len(others)} more in this file" if others else ""
     match first["type"]:
         case "missing":
@@ -94,8 +114,15 @@ def explain(error: ValidationError, model: type[BaseModel], where: str | Path) -
         case "value_error":
             problem = str(first.get("ctx", {}).get("error"))  # our own words, which name the value
         case _:
-            problem = f"{first['msg']}, got {first['input']!r}"
+            more = dict.fromkeys(item["msg"].removeprefix("Input should be ") for item in alike)
+            wanted = " or ".join([first["msg"], *more])
+            problem = f"{wanted}, got {first['input']!r}"
     return InputError(f"{key}: {problem}" if key else problem, where=where, way_out=way_out)
+
+
+def _place(loc: Sequence[int | str]) -> list[int | str]:
+    """Return *loc* without what is no key: marks of pydantic, and the types of a union."""
+    return [at for at in loc if at not in _TYPES and "[" not in str(at)]
 
 
 def _keys_at(schema: Any, loc: list[int | str]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moetier.sim.memory import Extent
+from moetier.traces.errors import InputError
 from moetier.traces.live import Drive, LiveModel
 from moetier.validate.accuracy import Estimate, estimate, paired_difference
 from moetier.validate.evaluate_loops import TAIL, loops
@@ -47,6 +48,19 @@ class Found:
     nll: list[float | None]
 
 
+def _check_lengths(model: Any, requests: list[Request]) -> None:
+    """Raise `InputError` if one of *requests* goes beyond the positions that *model* knows."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max((len(r.prompt) + r.limit, len(r.prompt), r.limit) for r in requests)
+    if most is not None and longest[0] > most:
+        raise InputError(
+            f"a prompt of {longest[1]} tokens and {longest[2]} more are beyond the {most} "
+            "positions of the model",
+            where="evaluate",
+            way_out="ask for fewer tokens, or use shorter prompts",
+        )
+
+
 class Asked:
     """The requests of an evaluation, for both arms."""
 
@@ -56,6 +70,7 @@ class Asked:
         self.requests = requests_of(tokenizer, questions, how.max_new_tokens)
         n = how.long_prompts if how.long_tokens else 0
         self.long = [Request(r.prompt, how.long_tokens) for r in self.requests[:n]]
+        _check_lengths(model, [*self.requests, *self.long])
         pad = pad_of(model, tokenizer)
         self.decoding = Decoding(how.batch_size, ends_of(model), pad)
         self.endless = Decoding(how.batch_size, (), pad)

@@ -95,6 +95,12 @@ def test_a_capacity_reads_back_as_it_was(value: int | Fraction) -> None:
         ({"weights": "q3"}, "weights: unknown weights 'q3'; known: bf16"),
         ({"tiers": ["dram", "nvme"]}, "tiers: 'phone-ufs4' has no tier 'nvme'"),
         ({"capacity__dram": 25}, "capacity.dram: expected a size such as '2 GiB'"),
+        ({"seed": True}, "seed: true is no number; give a number"),
+        ({"synthetic__tokens": True}, "synthetic.tokens: true is no number"),
+        (
+            {"policy": None},
+            "policy: Input should be a valid string or a valid dictionary, got None",
+        ),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0, got -1"),
         ({"measure__warmup_steps": -1}, "measure.warmup_steps: Input should be greater"),
         ({"synthetic__reuse": 2}, "synthetic.reuse: Input should be less than or equal to 1"),

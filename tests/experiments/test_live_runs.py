@@ -258,12 +258,12 @@ def test_a_sweep_has_accuracy_in_its_table_and_goes_on(models: None, tmp_path: P
 def test_a_point_that_was_not_lossless_after_all_has_failed(
     models: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from moetier.experiments import sweep
+    from moetier.experiments import perform
 
     def fake(config: RunConfig, **_: Any) -> tuple[dict[str, Any], str]:
         return {"accuracy": 1.0}, "says it is lossless, but"
 
-    monkeypatch.setattr(sweep, "run_live", fake)
+    monkeypatch.setattr(perform, "run_live", fake)
     outcome = go(tmp_path / "s")
 
     assert [row["status"] for row in outcome.rows] == ["failed"] * 2

@@ -106,7 +106,7 @@ def test_a_folder_without_a_model_is_status_2(
     result = run(write(model=str(tmp_path)))
 
     assert result.exit_code == 2
-    assert "check --model" in result.stderr
+    assert "check the name of the model" in result.stderr
 
 
 @pytest.mark.slow

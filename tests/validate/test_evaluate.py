@@ -270,6 +270,18 @@ def test_impossible_batches_are_refused(tiny: Loaded, extras: Extras) -> None:
         run(tiny, "on-demand", extras=extras)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "extras"),
+    [("7" * 2000, Extras(long_prompts=0)), ("7", Extras(long_prompts=1, long_tokens=1024))],
+    ids=["prompt", "long-text"],
+)
+def test_what_goes_beyond_the_models_positions_is_refused(
+    prompt: str, extras: Extras, tiny: Loaded
+) -> None:
+    with pytest.raises(InputError, match=r"evaluate: .* beyond the 1024 positions of the model"):
+        evaluate(tiny, setting(), [prompt], extras)
+
+
 def test_no_items_are_refused(tiny: Loaded) -> None:
     with pytest.raises(InputError, match="0 items"):
         evaluate(tiny, setting(), [], SHORT)
