@@ -58,6 +58,7 @@ def _figure(
             "type": "bar",
             "orientation": "h",
             "name": spoken[part],
+            "meta": spoken[part],
             "y": places,
             "x": values[part],
             "marker": {

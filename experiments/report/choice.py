@@ -10,7 +10,7 @@ from moetier.experiments.report.folder import Entry
 
 
 def on_front(entries: Sequence[Entry], x: str, y: str) -> list[int]:
-    """Return the numbers of *entries* on the front of the columns *x* and *y*, the best in *x* first.
+    """Return the numbers of *entries* on the front of two columns, the best in *x* first.
 
     As `pareto.front` for two columns, by sorting, so that ten thousand points take no time. There
     is none where a column has no better direction.

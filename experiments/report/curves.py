@@ -71,7 +71,7 @@ def hit_curves(entries: Sequence[Entry]) -> Figure | None:
         ),
         traces=traces,
         layout={
-            "height": 440,
+            "height": 400,
             "xaxis": {
                 "title": {"text": f"expert cache in {tier} (% of all expert bytes)"},
                 "tickformat": ".0%",
@@ -89,10 +89,12 @@ def hit_curves(entries: Sequence[Entry]) -> Figure | None:
 def _trace(at: int, name: str, own: Sequence[Entry], tier: str) -> dict[str, Any]:
     color, symbol, dash = look(at)
     oracle = _oracle(own)
+    shown = f"{name} (oracle)" if oracle else name
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": label(name + (" (oracle)" if oracle else ""), 44),
+        "name": label(shown, 44),
+        "meta": shown,
         "x": [share(entry, tier) for entry in own],
         "y": [entry.metrics[RATE] for entry in own],
         "line": {"color": color, "dash": "dot" if oracle else dash, "width": 3 if oracle else 1.6},

@@ -27,7 +27,8 @@ def measured(found: Mapping[str, Any]) -> Figure | None:
     low, high = min(ends) / 1.2, max(ends) * 1.2
     traces: list[dict[str, Any]] = [
         {
-            "type": "scatter", "mode": "lines", "name": "equal", "x": [low, high], "y": [low, high],
+            "type": "scatter", "mode": "lines", "name": "equal", "meta": "equal",
+            "x": [low, high], "y": [low, high],
             "line": {"color": "#7F7F7F", "width": 1.2, "dash": "dash"}, "hoverinfo": "skip",
         }
     ]  # fmt: skip
@@ -39,6 +40,7 @@ def measured(found: Mapping[str, Any]) -> Figure | None:
             "type": "scatter",
             "mode": "markers",
             "name": label(policy, 44),
+            "meta": policy,
             "x": middles,
             "y": [point["tpot_sim_ms"] for point in own],
             "error_x": {
@@ -63,7 +65,7 @@ def measured(found: Mapping[str, Any]) -> Figure | None:
         ),
         traces=traces,
         layout={
-            "height": 520,
+            "height": 460,
             "xaxis": {
                 "title": {"text": "time per output token, measured (ms)"},
                 "type": "log", "dtick": "D2", "minor": {"showgrid": False},

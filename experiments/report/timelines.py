@@ -107,6 +107,7 @@ def _figure(spans: Sequence[Span], begin: int, title: str, name: str, tokens: in
                 "type": "bar",
                 "orientation": "h",
                 "name": part,
+                "meta": part,
                 "y": [lanes.index(span.lane) for span in own],
                 "x": [(span.end - max(span.start, begin)) / 1e6 for span in own],
                 "base": [(max(span.start, begin) - begin) / 1e6 for span in own],

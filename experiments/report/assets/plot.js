@@ -16,7 +16,7 @@ function look(at) {
   return { color: COLORS[at % COLORS.length], symbol: SYMBOLS[at % SYMBOLS.length] }; // 7 and 8: 56 pairs
 }
 
-/** A layout with what every figure has. Plotly's own legend is no button, so it is only read. */
+/** A layout with what every figure has. */
 function withDefaults(layout, narrow) {
   const axis = (given) => ({
     automargin: true, gridcolor: "#d5dbe1", zeroline: false, fixedrange: COARSE,
@@ -35,7 +35,7 @@ function withDefaults(layout, narrow) {
     hovermode: "closest",
     xaxis: axis(layout.xaxis),
     yaxis: axis(layout.yaxis),
-    legend: { orientation: "h", xref: "container", x: 0, xanchor: "left", y: 1, yanchor: "bottom", itemclick: false, itemdoubleclick: false, font: { size: narrow ? 10 : 12 } },
+    showlegend: false,
   };
 }
 
@@ -50,9 +50,48 @@ function keepDrawn(place, draw) {
   draw(place);
 }
 
+const HATCHES = {
+  "/": "M2 9l7-7M5 12l7-7", "\\": "M5 2l7 7M2 5l7 7", x: "M3 3l8 8M3 11l8-8", "-": "M2 5h10M2 9h10",
+  "+": "M7 2v10M2 7h10", ".": "M4 4h1M9 4h1M4 9h1M9 9h1",
+};
+
+/** A drawing of 14 by 14 out of paths, each with its attributes. */
+function drawing(...paths) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", "0 0 14 14");
+  svg.setAttribute("aria-hidden", "true");
+  for (const attributes of paths) {
+    const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    for (const [name, value] of Object.entries(attributes)) path.setAttribute(name, value);
+    svg.append(path);
+  }
+  return svg;
+}
+
+/** The mark of a series, as it is in its figure: a shape, a dashed line, or a hatched box. */
+function swatch(trace) {
+  if (trace.mode === "lines") return drawing({ d: "M0 7h14", stroke: trace.line.color, "stroke-width": 2, "stroke-dasharray": "4 2" });
+  const { color, symbol, pattern } = trace.marker;
+  const hatch = HATCHES[(pattern || {}).shape];
+  const box = { d: SHAPES[trace.type === "bar" ? "square" : symbol], fill: color };
+  return hatch ? drawing(box, { d: hatch, stroke: "#fff", "stroke-width": 1.2 }) : drawing(box);
+}
+
+/** What the series of a figure are, below it: Plotly's own legend is no text and does not wrap. */
+function legendBelow(place, traces) {
+  const legend = element("ul", null, { class: "legend" });
+  for (const trace of traces) {
+    const item = element("li");
+    item.append(swatch(trace), element("span", trace.meta));
+    legend.append(item);
+  }
+  place.after(legend);
+}
+
 function drawSpec(name, spec) {
   const place = byId(name);
   if (!place) return;
+  legendBelow(place, spec.traces);
   keepDrawn(place, (at) => Plotly.react(at, spec.traces, withDefaults(spec.layout, isNarrow(at)), CONFIG));
 }
 

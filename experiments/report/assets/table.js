@@ -41,8 +41,7 @@ function headCell(name, text, isNumber) {
     list.sort = name;
     list.page = 0;
     drawTable();
-    const again = [...byId("points-table").tHead.querySelectorAll("th")].find((th) => th.getAttribute("aria-sort") !== "none");
-    again.querySelector("button").focus();
+    byId("points-table").tHead.querySelector("[aria-sort$=ending] button").focus();
   });
   cell.append(button);
   return cell;

@@ -72,7 +72,7 @@ function drawTradeoff(place) {
     });
   }
   const narrow = isNarrow(place);
-  const layout = withDefaults({ height: narrow ? 400 : 480, showlegend: false, xaxis: axisOf(x), yaxis: axisOf(y), uirevision: `${view.x} ${view.y}` }, narrow);
+  const layout = withDefaults({ height: narrow ? 400 : 480, xaxis: axisOf(x), yaxis: axisOf(y), uirevision: `${view.x} ${view.y}` }, narrow);
   Plotly.react(place, traces, layout, CONFIG);
   describe(x, y, known, points);
 }
@@ -95,14 +95,7 @@ function drawLegend() {
   series().forEach((name, at) => {
     const { color, symbol } = look(at);
     const button = element("button", null, { type: "button", "aria-pressed": String(!view.hidden.has(name)) });
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    svg.setAttribute("viewBox", "0 0 14 14");
-    svg.setAttribute("aria-hidden", "true");
-    const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    path.setAttribute("d", SHAPES[symbol]);
-    path.setAttribute("fill", color);
-    svg.append(path);
-    button.append(svg, element("span", name));
+    button.append(swatch({ marker: { color, symbol } }), element("span", name));
     button.addEventListener("click", () => {
       if (!view.hidden.delete(name)) view.hidden.add(name);
       button.setAttribute("aria-pressed", String(!view.hidden.has(name)));

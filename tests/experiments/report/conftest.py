@@ -101,7 +101,10 @@ def hostile(tmp_path: Path) -> Path:
         "name": "hostile",
         "base": RUN,
         "sweep": {
-            "policy": [{"name": HOSTILE, "eviction": "lru"}, {"name": "<b>b</b>", "eviction": "lfu"}],
+            "policy": [
+                {"name": HOSTILE, "eviction": "lru"},
+                {"name": "<b>b</b>", "eviction": "lfu"},
+            ],
             "capacity.dram": ["25 %", "50 %"],
         },
     })  # fmt: skip

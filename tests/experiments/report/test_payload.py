@@ -192,7 +192,12 @@ def test_only_numbers_make_axes() -> None:
         (["odd"], {}, ("odd", "odd")),
         (
             ["tpot_ms", "ttft_ms", "energy_mj_per_token"],
-            {"plots": [{"kind": "line", "x": "a", "y": "b"}, {"kind": "pareto", "x": "ttft_ms", "y": "tpot_ms"}]},
+            {
+                "plots": [
+                    {"kind": "line", "x": "a", "y": "b"},
+                    {"kind": "pareto", "x": "ttft_ms", "y": "tpot_ms"},
+                ]
+            },
             ("ttft_ms", "tpot_ms"),
         ),
         (
