@@ -82,7 +82,19 @@ def tests(check: Check) -> dict[str, Any]:
     if check.dry:
         environment["MOETIER_GPU_CHECK"] = "dry"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "gpu", "-rs", "-p", "no:cacheprovider", TESTS],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "gpu",
+            "-rs",
+            "-W",
+            "default",
+            "-p",
+            "no:cacheprovider",
+            TESTS,
+        ],
         env=environment,
         capture_output=True,
         text=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry
 from moetier.traces.synthetic import Synthetic
 from moetier.validate.calibrate.device import Memory
-from moetier.validate.calibrate.micro import RealDevice
+from moetier.validate.calibrate.micro import WAVES, RealDevice
 from moetier.validate.calibrate.ways import Place, ways, whole
 from moetier.validate.compare.observe import Around, Case, Run
 from moetier.validate.machines.cuda.device import Device, require
@@ -72,6 +73,8 @@ class CudaLanes(LaneSet):
 class CudaDevice(RealDevice):
     """Copies pieces of pinned memory and computes with random weights."""
 
+    writes_back = True
+
     def __init__(
         self,
         geometry: Geometry,
@@ -124,6 +127,26 @@ class CudaDevice(RealDevice):
             self.let_go()
             raise
 
+    def copy_back(self, nbytes: int, lanes: int) -> int:
+        """Copy from the device to pinned memory; return ns per piece and lane."""
+        pieces = self._cut(nbytes)
+        slots = [self._held_for_a_while(nbytes) for _ in range(lanes)]
+        streams = [self._device.stream() for _ in range(lanes)]
+        try:
+            begin = perf_counter_ns()
+            for wave in range(WAVES):
+                for lane, stream in enumerate(streams):
+                    piece = pieces.data((wave * lanes + lane) % len(pieces.nbytes))
+                    stream.copy_back(piece, slots[lane].memory[:nbytes])
+            for stream in streams:
+                stream.synchronise()
+            return (perf_counter_ns() - begin) // WAVES
+        finally:
+            for stream in streams:
+                stream.close()
+            for slot in slots:
+                self._held.give(slot)
+
     @property
     def tiers(self) -> tuple[Memory, Memory]:
         """The device's memory and the host's."""
@@ -145,9 +168,12 @@ class CudaDevice(RealDevice):
             self._device.release(self._pinned)
             self._pinned = None
 
+    def _held_for_a_while(self, nbytes: int) -> Slot:
+        self._held.limit += aligned(nbytes)
+        return self._held.take(nbytes)
+
     def _put(self, data: Bytes) -> Slot:
-        self._held.limit += aligned(len(data))
-        slot = self._held.take(len(data))
+        slot = self._held_for_a_while(len(data))
         slot.memory[: len(data)].copy_(torch.from_numpy(data))
         return slot
 

@@ -66,6 +66,15 @@ class Device(Protocol):
         """Copy *nbytes* on each of *lanes* lanes at once, some times over; return ns per copy."""
         ...
 
+    @property
+    def writes_back(self) -> bool:
+        """Whether copies the other way are measured, with `copy_back`."""
+        ...
+
+    def copy_back(self, nbytes: int, lanes: int) -> int:
+        """Do as `copy` does, from the tier that computes to the one below it."""
+        ...
+
     def experts(self, kernel: str, count: int, tokens: int) -> int:
         """Compute a batch of *count* different experts, each on *tokens* tokens."""
         ...

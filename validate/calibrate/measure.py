@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from statistics import median
@@ -24,6 +24,32 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
+class Copies:
+    """What copies in one direction took, by (bytes, lanes)."""
+
+    samples: Mapping[tuple[int, int], Sample]
+
+    @property
+    def latency(self) -> int:
+        """Return what a copy on one lane takes beyond its bytes, in ns.
+
+        It is where the line through the smallest and the largest size meets no bytes at all.
+        """
+        one = sorted((n, s.ns) for (n, lanes), s in self.samples.items() if lanes == 1)
+        (small, quick), (large, slow) = one[0], one[-1]
+        if small == large:
+            return 0
+        slope = Fraction(max(slow - quick, 0), large - small)
+        least = min(s.ns for s in self.samples.values())
+        return max(0, min(int(quick - slope * small), least // 2))
+
+    def rate(self, nbytes: int, lanes: int) -> int:
+        """Return bytes/s, all lanes together, so that latency and rate give the time measured."""
+        ns = self.samples[nbytes, lanes].ns - self.latency
+        return max(nbytes * lanes * 1_000_000_000 // ns, 1)
+
+
+@dataclass(frozen=True)
 class Figures:
     """What was measured. Keys: (bytes, lanes); (kernel, tokens, experts); a dense point."""
 
@@ -38,24 +64,16 @@ class Figures:
     idle_uw: int | None  # microwatts
     busy_uw: int | None
     together: int = TOGETHER  # experts of a batch, against one alone
+    back: dict[tuple[int, int], Sample] = field(default_factory=dict)  # the other way; often none
 
     @property
     def latency(self) -> int:
-        """Return what a copy on one lane takes beyond its bytes, in ns.
-
-        It is where the line through the smallest and the largest size meets no bytes at all.
-        """
-        one = sorted((n, s.ns) for (n, lanes), s in self.copies.items() if lanes == 1)
-        (small, quick), (large, slow) = one[0], one[-1]
-        if small == large:
-            return 0
-        slope = Fraction(max(slow - quick, 0), large - small)
-        return max(0, min(int(quick - slope * small), min(s.ns for s in self.copies.values()) // 2))
+        """Return what a copy on one lane takes beyond its bytes, in ns: see `Copies`."""
+        return Copies(self.copies).latency
 
     def rate(self, nbytes: int, lanes: int) -> int:
-        """Return bytes/s, all lanes together, so that latency and rate give the time measured."""
-        ns = self.copies[nbytes, lanes].ns - self.latency
-        return max(nbytes * lanes * 1_000_000_000 // ns, 1)
+        """Return bytes/s, all lanes together: see `Copies`."""
+        return Copies(self.copies).rate(nbytes, lanes)
 
     @property
     def overhead(self) -> int:
@@ -114,7 +132,9 @@ def measure(
     experts = [(k, t, together) for k in device.kernels for t in TOKENS]
     experts += [(k, 1, 1) for k in device.kernels]
     dense = [point for point in dense_points() if device.dense_bytes(point.head) is not None]
-    total = len(copies) + len(experts) + len(dense) + 5  # host, contention twice, power twice
+    back = copies if device.writes_back else []
+    total = len(copies) + len(back) + len(experts) + len(dense)
+    total += 5  # host, contention twice, power twice
     each, done = seconds / total, 0
 
     def told(sample: Sample) -> Sample:
@@ -129,6 +149,7 @@ def measure(
 
     kernel = next(iter(device.kernels))
     copied = {key: of(partial(device.copy, *key)) for key in copies}
+    returned = {key: of(partial(device.copy_back, *key)) for key in back}
     computed = {(k, t, n): of(partial(device.experts, k, n, t)) for k, t, n in experts}
     timed = {point: of(partial(device.dense, point)) for point in dense}
     host = of(device.host)
@@ -161,7 +182,7 @@ def measure(
         copies=copied, experts=computed, dense=timed, host=host,
         compute_alone=compute_alone, compute_beside=compute_beside,
         copy_alone=copy_alone, copy_beside=copy_beside, idle_uw=idle, busy_uw=busy,
-        together=together,
+        together=together, back=returned,
     )  # fmt: skip
 
 

@@ -41,6 +41,8 @@ HOST_STEPS = 30
 class RealDevice(ABC):
     """What calibration asks of a `Device`, but for where the machine keeps things."""
 
+    writes_back = False
+
     def __init__(
         self,
         geometry: Geometry,
@@ -89,6 +91,10 @@ class RealDevice(ABC):
     def copy(self, nbytes: int, lanes: int) -> int:
         """Bring random pieces; return ns per piece and lane."""
         return self._read(nbytes, lanes, WAVES) // WAVES
+
+    def copy_back(self, nbytes: int, lanes: int) -> int:
+        """Refuse, where nothing is written back."""
+        raise NotImplementedError(f"{type(self).__name__} writes nothing back")
 
     def experts(self, kernel: str, count: int, tokens: int) -> int:
         """Compute a batch as the machine does, right after copies have landed."""

@@ -13,7 +13,7 @@ from moetier.sim.units import format_ns
 from moetier.sim.yaml_input import check
 from moetier.traces.files import replacing
 from moetier.validate.calibrate.device import Device
-from moetier.validate.calibrate.measure import TOKENS, Figures
+from moetier.validate.calibrate.measure import TOKENS, Copies, Figures
 from moetier.validate.calibrate.samples import Sample
 from moetier.validate.calibrate.ways import kernel_name
 
@@ -55,7 +55,7 @@ def profile_of(name: str, device: Device, figures: Figures, model: str) -> Profi
                 "source": f"capacity: {slow.source}; bandwidth: the highest of the link, {date}",
             },
         },
-        "links": [_link(device, figures, date, remarks)],
+        "links": _links(device, figures, date, remarks),
         "compute": {"processor": _compute(device, figures, date, ops)},
         "contention": {
             "compute_slowdown": _percent(figures.compute_slowdown),
@@ -69,22 +69,31 @@ def profile_of(name: str, device: Device, figures: Figures, model: str) -> Profi
     return check(Profile, data, "what was measured")
 
 
-def _link(device: Device, figures: Figures, date: str, remarks: list[str]) -> dict[str, Any]:
-    fast, slow = device.tiers
+def _links(device: Device, figures: Figures, date: str, remarks: list[str]) -> list[dict[str, Any]]:
+    """Return the link up, and the one down where it was measured."""
+    fast, slow = (tier.name for tier in device.tiers)
     said = "; ".join([f"measured {date}, all lanes reading at once", *remarks])
+    found = [_link(slow, fast, device.lanes, Copies(figures.copies), said)]
+    if figures.back:
+        said = f"measured {date}, all lanes writing at once, nothing else under way"
+        found.append(_link(fast, slow, device.lanes, Copies(figures.back), said))
+    return found
+
+
+def _link(src: str, dst: str, lanes: int, copies: Copies, said: str) -> dict[str, Any]:
     return {
-        "src": slow.name,
-        "dst": fast.name,
-        "lanes": device.lanes,
-        "latency": f"{figures.latency} ns",
+        "src": src,
+        "dst": dst,
+        "lanes": lanes,
+        "latency": f"{copies.latency} ns",
         "bandwidth": [
             {
                 "size": f"{nbytes} B",
-                "lanes": lanes,
-                "rate": f"{figures.rate(nbytes, lanes)} B/s",
+                "lanes": busy,
+                "rate": f"{copies.rate(nbytes, busy)} B/s",
                 **_beside(sample),
             }
-            for (nbytes, lanes), sample in figures.copies.items()
+            for (nbytes, busy), sample in copies.samples.items()
         ],
         "source": f"{said}; the latency is where time over size meets zero bytes on one lane",
     }

@@ -22,6 +22,7 @@ class FakeDevice:
     kernels: Mapping[str, int] = {"whole": 1_000_000}
     expert_ops = 1_000_000
     energy_window = 50_000_000  # ns
+    writes_back = False
     identity: Mapping[str, str] = {"cpu": "a formula", "date": "2000-01-02"}
 
     def __init__(self, counts_energy: bool = True) -> None:
@@ -37,6 +38,10 @@ class FakeDevice:
         """A tenth longer beside compute."""
         alone = LATENCY + nbytes * 1000 // RATE
         return self._took(alone + alone // 10 if self.is_computing else alone)
+
+    def copy_back(self, nbytes: int, lanes: int) -> int:
+        """Half as fast."""
+        return 2 * self.copy(nbytes, lanes)
 
     def experts(self, kernel: str, count: int, tokens: int) -> int:
         """A quarter longer beside copies."""

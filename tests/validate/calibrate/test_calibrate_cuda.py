@@ -68,6 +68,9 @@ def test_a_profile_of_the_device_simulates_and_is_of_it(tmp_path: Path, device: 
     assert (link.src, link.dst, link.lanes) == ("dram", "hbm", 2)
     assert link.bandwidth.peak <= 2.3 * PACE.rate
     assert list(profile.tiers) == ["hbm", "dram"]
+    back = profile.link("hbm", "dram")
+    assert back.bandwidth.peak <= 2.3 * PACE.rate
+    assert "writing" in back.source
     assert profile.identity is not None
     assert profile.identity["gpu"] == NAME
     assert not {"file system", "device", "threads"} & set(profile.identity)
@@ -162,3 +165,15 @@ def test_without_a_gpu_there_is_a_way_out(monkeypatch: pytest.MonkeyPatch) -> No
 
     with pytest.raises(InputError, match=r"sees no CUDA device; use the disk machine, or"):
         open_device("cuda", GEOMETRY, "bf16", Path())
+
+
+def test_bytes_come_back_over_every_lane(device: Devices) -> None:
+    mine = device()
+    with cuda_device(GEOMETRY, "bf16", device=mine, **SMALL) as found:
+        free, took = mine.free(), [found.copy_back(65536, lanes) for lanes in (1, 2)]
+        again = found.copy_back(65536, 2)
+
+        assert mine.copies == 4 * (1 + 2 + 2)
+        assert mine.free() == free - 2 * 65536  # what was taken once is taken again
+
+    assert all(ns >= 0.99 * PACE.ns(65536) for ns in (*took, again))
