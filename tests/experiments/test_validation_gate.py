@@ -29,12 +29,13 @@ from moetier.validate.machines import run as real
 from moetier.validate.machines.experts import Experts
 from moetier.validate.machines.lanes import LaneSet
 
-EXPERT, SLOWDOWN, NAP = 2e-3, 4, 3e-4  # seconds for one; beside copies it takes five times as long
+EXPERT, SLOWDOWN, NAP = 4e-3, 4, 3e-4  # seconds for one; beside copies it takes five times as long
 
 CONFIG = {
     "policies": "[{name: LRU, eviction: lru}, {name: foreseen, prefetch: oracle}]",
     "capacity.dram": "[20 %]",
-    "base.synthetic.tokens": "6",
+    "base.synthetic.tokens": "4",
+    "pace": "100 MB/s",  # which a disk keeps while the processor is busy with something else
     "calibrate_seconds": "4",
     "tolerances": "{median_error: 0.1, p90_error: 0.15, kendall_tau: 0.7, beyond_spread: true, "
     "must_notice: [bandwidth doubled, contention off]}",
