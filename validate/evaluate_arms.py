@@ -51,7 +51,8 @@ class Found:
 def _check_lengths(model: Any, requests: list[Request]) -> None:
     """Raise `InputError` if one of *requests* goes beyond the positions that *model* knows."""
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max((len(r.prompt) + r.limit, len(r.prompt), r.limit) for r in requests)
+    lengths = ((len(r.prompt) + r.limit, len(r.prompt), r.limit) for r in requests)
+    longest = max(lengths, default=(0, 0, 0))
     if most is not None and longest[0] > most:
         raise InputError(
             f"a prompt of {longest[1]} tokens and {longest[2]} more are beyond the {most} "
