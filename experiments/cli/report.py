@@ -18,6 +18,10 @@ def report(
     timelines: Annotated[
         int, typer.Option(min=0, help="Points to simulate again for a timeline.")
     ] = 3,
+    timeline_of: Annotated[
+        list[str] | None,
+        typer.Option(help="Also the point whose content key begins so. Repeatable."),
+    ] = None,
     static: Annotated[
         bool, typer.Option("--static/--no-static", help="Also draw PNG and PDF figures.")
     ] = True,
@@ -25,7 +29,9 @@ def report(
     """Write one self-contained HTML file about a folder of results."""
     from moetier.experiments.report.build import write_report
 
-    written = write_report(folder, out, timelines=timelines, static=static)
+    written = write_report(
+        folder, out, timelines=timelines, timeline_of=timeline_of or (), static=static
+    )
     for text in written.problems:
         typer.echo(f"not drawn: {text}", err=True)
     for path in written.figures:

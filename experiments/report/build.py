@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,22 +60,31 @@ class Sections:
 
 
 def write_report(
-    path: Path, out: Path | None = None, *, timelines: int = TIMELINES, static: bool = True
+    path: Path,
+    out: Path | None = None,
+    *,
+    timelines: int = TIMELINES,
+    timeline_of: Sequence[str] = (),
+    static: bool = True,
 ) -> Written:
     """Write the report of the results in the folder *path* to the file *out*.
 
     *out* defaults to report.html in the folder, *timelines* says how many points are simulated
-    again, and *static* whether figures are also drawn as PNG and PDF, in `figures/` beside it.
+    again, *timeline_of* names some by the beginnings of their content keys, which come first, and
+    *static* says whether figures are also drawn as PNG and PDF, in `figures/` beside it.
 
     Raises:
-        InputError: If the folder holds no results, or the page cannot be written.
+        InputError: If the folder holds no results, no point has a key of *timeline_of*, or the page
+            cannot be written.
     """
     folder = read_folder(path)
     target = out if out is not None else path / REPORT
     data = pack(folder)
     done = folder.done
     front = _best(folder, data)
-    sections = _sections(folder, data, front, timelines)
+    wanted = [_named(done, key) for key in timeline_of]
+    chosen = [*wanted, *(at for at in some(len(done), front, timelines) if at not in wanted)]
+    sections = _sections(folder, data, front, chosen[: max(timelines, len(wanted))])
     write_text(target, render(_context(sections)))
     figures: list[Path] = []
     problems: list[str] = []
@@ -99,16 +109,32 @@ def _best(folder: Folder, data: dict[str, Any]) -> list[int]:
     return found or (on_front(done, data["x"], data["y"]) if data["x"] else [])
 
 
-def _sections(folder: Folder, data: dict[str, Any], front: list[int], timelines: int) -> Sections:
+def _named(done: list[Entry], key: str) -> int:
+    """Return the number of the first point that is done whose content key begins with *key*."""
+    for at, entry in enumerate(done):
+        if key and entry.key.startswith(key):
+            return at
+    raise InputError(
+        f"no point that is done has a content key beginning with '{key}'",
+        where="--timeline-of",
+        way_out="a report shows the key of the chosen point",
+    )
+
+
+def _sections(
+    folder: Folder, data: dict[str, Any], front: list[int], timed: Sequence[int]
+) -> Sections:
     done = folder.done
-    drawn, untimed = _timelines(done, front, timelines)
+    drawn, untimed = _timelines(done, timed)
+    place = {id(entry): at for at, entry in enumerate(folder.entries)}
+    named = [[place[id(done[at])], one.name] for at, one in drawn.items()]
     found = folder.validation
     return Sections(
         folder=folder,
-        data=data,
+        data=data | {"timelines": named},
         where=breakdowns([done[at] for at in some(len(done), front, MAX_BARS)], len(done)),
         hits=hit_curves(done),
-        timelines=drawn,
+        timelines=list(drawn.values()),
         untimed=untimed,
         measured=None if found is None else measured(found),
         measured_summary="" if found is None else summary(found),
@@ -117,18 +143,19 @@ def _sections(folder: Folder, data: dict[str, Any], front: list[int], timelines:
     )
 
 
-def _timelines(done: list[Entry], front: list[int], most: int) -> tuple[list[Figure], list[str]]:
-    """Return the timelines of at most *most* points, those of the front first, and what failed."""
+def _timelines(done: list[Entry], timed: Sequence[int]) -> tuple[dict[int, Figure], list[str]]:
+    """Return the timelines of the points numbered *timed*, and why some have none."""
     names = differing(done)
-    figures: list[Figure] = []
+    figures: dict[int, Figure] = {}
     reasons: dict[str, int] = {}
-    for at in some(len(done), front, most):
+    for at in timed:
         title = title_of(done[at], names)
         try:
-            figures.append(timeline(done[at], title, f"timeline-{len(figures) + 1}"))
+            figures[at] = timeline(done[at], title, f"timeline-{len(figures) + 1}")
         except InputError as error:
             reasons[error.problem] = reasons.get(error.problem, 0) + 1
-    return figures, [f"{reason} ({count} points)" for reason, count in reasons.items()]
+    counted = [f"{reason} ({n} point{'s' * (n > 1)})" for reason, n in reasons.items()]
+    return figures, counted
 
 
 def _headroom(folder: Folder) -> Table | None:

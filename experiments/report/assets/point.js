@@ -30,6 +30,7 @@ function choose(i, bring) {
   for (const text of warnings) list.append(element("li", text));
   byId("chosen-warnings").replaceChildren(...(warnings.length ? [element("p", "Warnings of this point:"), list] : []));
   byId("chosen-warnings").className = warnings.length ? "note bad" : "";
+  linkTimeline(i);
   const yaml = yamlOf(i);
   byId("chosen-yaml").textContent = yaml || "Not known: the point's file is not in the folder, or it failed.";
   byId("chosen-command").textContent = yaml ? commandOf(i) : "-";
@@ -43,6 +44,14 @@ function choose(i, bring) {
   }
 }
 
+/** Lead to the point's timeline, if this report has it. */
+function linkTimeline(i) {
+  const place = byId("chosen-timeline");
+  const name = (DATA.timelines.find(([at]) => at === i) || [])[1];
+  if (name) place.replaceChildren(element("a", "Its timeline", { href: `#${name}` }));
+  else place.replaceChildren("No timeline of it is in this report; ", element("code", `moetier report FOLDER --timeline-of ${DATA.keys[i].slice(0, 8)}`), " adds it.");
+}
+
 function fillTable(i) {
   const rows = [];
   const add = (name, value, per) => {
@@ -53,6 +62,7 @@ function fillTable(i) {
     rows.push(row);
   };
   for (const axis of DATA.axes) if (valueOf(axis, i) !== null) add(axis.name, valueOf(axis, i));
+  add("content key", DATA.keys[i]);
   for (const column of DATA.metrics) add(column.label, shown(column, i), column.unit === "share" ? column.per : "");
   byId("chosen-table").tBodies[0].replaceChildren(...rows);
 }

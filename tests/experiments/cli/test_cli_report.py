@@ -48,6 +48,16 @@ def test_as_many_timelines_as_asked_for(moetier: Invoke, folder: Path) -> None:
     assert 'id="timeline-3"' not in text
 
 
+def test_the_timeline_of_a_point_by_its_key(moetier: Invoke, folder: Path) -> None:
+    key = next((folder / "points").glob("*.json")).stem
+
+    moetier("report", folder, "--no-static", "--timelines", 0, "--timeline-of", key[:8])
+    result = moetier("report", folder, "--timeline-of", "zz", status=2)
+
+    assert 'id="timeline-1"' in (folder / "report.html").read_text()
+    assert result.stderr.startswith("error: --timeline-of: no point")
+
+
 def test_a_search_shows_what_it_recommends(
     moetier: Invoke, write_yaml: WriteYaml, run_keys: dict[str, Any], tmp_path: Path
 ) -> None:

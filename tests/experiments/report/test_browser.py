@@ -183,6 +183,23 @@ def test_a_click_shows_yaml_and_command(open_page: Open, report: Path, tmp_path:
     assert text_of(page, "#status").startswith(page.evaluate("titleOf(view.chosen)"))
 
 
+def test_a_chosen_point_leads_to_its_timeline(open_page: Open, report: Path) -> None:
+    page = open_page(report)
+    timed = dict(page.evaluate("DATA.timelines"))
+
+    for i in range(6):
+        page.click(f"#points-table tbody tr >> nth={i} >> button")
+
+        if i in timed:
+            href = page.get_attribute("#chosen-timeline a", "href")
+            assert href == f"#{timed[i]}"
+            assert text_of(page, f"figure:has({href}) h3") == page.evaluate(f"titleOf({i})")
+        else:
+            assert "--timeline-of " + page.evaluate(f"DATA.keys[{i}]")[:8] in text_of(
+                page, "#chosen-timeline"
+            )
+
+
 def test_a_point_is_copied_and_saved(open_page: Open, report: Path, tmp_path: Path) -> None:
     page = open_page(report, permissions=["clipboard-read", "clipboard-write"])
     paste = "navigator.clipboard.readText()"

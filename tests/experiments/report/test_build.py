@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ pytest.importorskip("jinja2", reason="needs the extra 'report'")
 
 from moetier.experiments.report import build, page
 from moetier.experiments.report.build import write_report
+from moetier.experiments.report.folder import read_folder
 from moetier.experiments.report.page import SCRIPTS, asset, content_hash, embed
 from moetier.traces.errors import InputError
 
@@ -106,7 +108,8 @@ def no_plotly() -> Iterator[None]:
 
 def page_of(folder: Path, **options: Any) -> Page:
     written = write_report(folder, static=False, **options)
-    assert written.figures == written.problems == []
+    assert written.figures == []
+    assert written.problems == []
     return Page(written.page.read_text(encoding="utf-8"))
 
 
@@ -330,6 +333,60 @@ def test_all_scripts_are_in_the_page(small: Page) -> None:
     assert all(asset(name) in ours for name in SCRIPTS)
     folder = Path(build.__file__).parent / "assets"
     assert {path.name for path in folder.glob("*.js")} == set(SCRIPTS)
+
+
+def test_a_named_point_gets_its_timeline_first(sweep: Path) -> None:
+    entries = read_folder(sweep).entries
+
+    found = page_of(sweep, timelines=1, timeline_of=[entries[4].key[:8]])
+
+    assert found.data["timelines"] == [[4, "timeline-1"]]
+    assert list(found.data["figures"]).count("timeline-2") == 0
+    for key in ("nothing", ""):
+        with pytest.raises(InputError, match=f"no point .* beginning with '{key}'"):
+            write_report(sweep, static=False, timeline_of=[key])
+
+
+def test_a_live_point_says_why_it_has_no_timeline(sweep: Path) -> None:
+    for file in (sweep / "points").glob("*.json"):
+        outcome = json.loads(file.read_text())
+        outcome["config"] = {"live": "moe-tiny", "hardware": "phone-ufs4"}
+        file.write_text(json.dumps(outcome))
+
+    found = page_of(sweep)
+
+    assert "it runs a model (3 points)" in found.text
+    assert found.data["timelines"] == []
+    assert found.data["verbs"] == {"same": "evaluate"}
+
+
+def test_a_search_says_what_it_left_out(sweep: Path) -> None:
+    (sweep / "search.yaml").write_text("name: found\nobjectives: [tpot_ms, byte_miss_rate]\n")
+    (sweep / "recommended.yaml").write_text("# the best\nhardware: <phone>\n")
+    told = {"rule": "the <best>", "left_out": {"eviction: belady": "needs the future"}}
+    (sweep / "provenance.json").write_text(json.dumps(told))
+
+    found = page_of(sweep, timelines=0)
+
+    assert "the <best>" in found.text
+    assert "hardware: <phone>" in found.text
+    assert "eviction: belady: needs the future" in found.text
+    assert (found.data["x"], found.data["y"]) == ("tpot_ms", "byte_miss_rate")
+
+
+def test_the_front_of_a_search_comes_first_and_what_it_recommends_before(
+    finished: Path,
+) -> None:
+    folder = read_folder(finished)
+    entries = [
+        replace(entry, metrics=entry.metrics | {"on_front": at in (2, 4, 5)})
+        for at, entry in enumerate(folder.entries)
+    ]
+    search = replace(folder, entries=entries)
+
+    assert build._best(search, {"recommended": 4}) == [4, 2, 5]
+    assert build._best(search, {"recommended": None}) == [2, 4, 5]
+    assert build._best(folder, {"recommended": None, "x": None}) == []
 
 
 def test_static_figures_are_png_and_pdf(sweep: Path) -> None:

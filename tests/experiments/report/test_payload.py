@@ -177,7 +177,8 @@ def test_what_columns_mean() -> None:
 
 
 def test_only_numbers_make_axes() -> None:
-    rows = [{"a": 1, "b": True, "c": "x", "d": None, "e": 1.0}, {"a": None, "e": 2}]
+    first: dict[str, Any] = {"a": 1, "b": True, "c": "x", "d": None, "e": 1.0}
+    rows: list[dict[str, Any]] = [first, {"a": None, "e": 2}]
 
     assert numeric(["a", "b", "c", "d", "e", "f"], rows) == ["a", "e"]
 

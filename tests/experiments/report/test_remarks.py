@@ -91,7 +91,7 @@ def test_the_content_keys_have_one_hash(finished: Path, make_entry: MakeEntry) -
 def test_the_sources_of_a_machine_are_those_of_its_profile(finished: Path) -> None:
     (table,) = hardware_sources(read_folder(finished))
 
-    blocks = dict(tuple(row) for row in table.rows)
+    blocks = {row[0]: row[1] for row in table.rows}
     assert table.caption == "phone-ufs4"
     assert "BigMoeOnEdge" in blocks["profile"]
     assert {"tiers.dram", "tiers.flash", "links[0]"} <= set(blocks)
