@@ -116,14 +116,15 @@ class EvaluateConfig(_Block):
 
 
 class MachineConfig(_Block):
-    """What performs a live run: `simulated` time, or a real `disk` that the experts are read from.
+    """What performs a live run: `simulated` time, a real `disk`, or a GPU (`cuda`).
 
+    The experts are read from a file, or copied from pinned memory; the GPU takes only *lanes*.
     *lanes* threads read, by default as many as the link of the profile has lanes. Each is held to
     *pace* bytes/s after *latency* per slice, or reads as fast as it can. The file of the experts is
     in *folder*, by default where the system keeps temporary files, and removed after the run.
     """
 
-    kind: Literal["simulated", "disk"] = "simulated"
+    kind: Literal["simulated", "disk", "cuda"] = "simulated"
     lanes: int | None = Field(default=None, ge=1, le=64)
     pace: PositiveRate | None = None
     latency: Time = 0

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moetier.experiments.config import RunConfig, load_hardware
+from moetier.experiments.config import MachineConfig, RunConfig, load_hardware
 from moetier.experiments.files import find_file, inside
 from moetier.experiments.runs import Digest, outcome, setting_of
 from moetier.experiments.sources import open_trace_file
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from moetier.validate.evaluate import Loaded
     from moetier.validate.evaluate_questions import Question
     from moetier.validate.lm_eval import Tasks
+    from moetier.validate.machines.cuda.live import OnDevice
     from moetier.validate.machines.live_disk import OnDisk
 
 SAMPLE = "moe-tiny"
@@ -87,7 +88,7 @@ def run_live(
             calibration=_calibration(config, questions),
             progress=progress,
             asking=asking,
-            disk=_disk(config),
+            disk=_real(config, loaded, stack),
         )
     said = outcome(config, result, fingerprint, digest.hex())
     packages = (*PACKAGES, *(("lm_eval",) if tasks else ()))
@@ -95,11 +96,36 @@ def run_live(
     return said, result.failure
 
 
-def _disk(config: RunConfig) -> OnDisk | None:
-    """Return how the experts of *config* live on a disk; None where time is simulated."""
+def _real(config: RunConfig, loaded: Loaded, stack: ExitStack) -> OnDisk | OnDevice | None:
+    """Return where the experts of *config* live; None where time is simulated.
+
+    For a GPU, which *stack* closes, the model is moved there, and back at the end.
+    """
     asked = config.machine
     if asked is None or asked.kind == "simulated":
         return None
+    if asked.kind == "disk":
+        return _disk(asked)
+    from moetier.validate.machines.cuda import torch_cuda
+    from moetier.validate.machines.cuda.live import OnDevice
+
+    given = [name for name in ("pace", "latency", "folder") if getattr(asked, name)]
+    if given:
+        raise InputError(
+            f"`{given[0]}` is of a disk, and the machine is a GPU",
+            where="machine",
+            way_out="leave it out, or use `machine: {kind: disk}`",
+        )
+    device = torch_cuda.open_cuda()
+    stack.callback(device.close)
+    before = loaded.model.device
+    stack.callback(loaded.model.to, before)
+    loaded.model.to(device.torch)
+    return OnDevice(device, asked.lanes)
+
+
+def _disk(asked: MachineConfig) -> OnDisk:
+    """Return how experts live on a disk."""
     from moetier.validate.machines.live_disk import OnDisk
     from moetier.validate.machines.pacing import Pace
 

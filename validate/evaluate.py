@@ -43,6 +43,7 @@ from moetier.validate.live import Driver
 from moetier.validate.live_channels import reading_channels
 from moetier.validate.live_generate import Output
 from moetier.validate.live_precision import computed_at
+from moetier.validate.machines.cuda.live import OnDevice, on_device
 from moetier.validate.machines.live_disk import OnDisk, on_disk
 
 SMALL_EXPERTS = 1 << 20
@@ -87,7 +88,7 @@ def evaluate(
     calibration: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
     asking: Asking | None = None,
-    disk: OnDisk | None = None,
+    disk: OnDisk | OnDevice | None = None,
 ) -> Evaluation:
     """Run the policy of *setting* inside the model at *checkpoint* while it answers *items*.
 
@@ -107,7 +108,8 @@ def evaluate(
         calibration: Texts, none of them asked about, that thresholds of channels are set on.
         progress: Called with (requests done, requests in all), the plain model's included.
         asking: Makes what is asked, in place of the *items*.
-        disk: Let the experts really live in a file and measure; without it, time is simulated.
+        disk: Let the experts really live in a file, or in pinned memory beside a device that has
+            the model, and measure; without it, time is simulated.
 
     Raises:
         InputError: If the model cannot be driven, or the policy cannot be run inside one.
@@ -154,6 +156,8 @@ def evaluate(
                     computed_at(seen.layers, stage.policy.precision)
                     if disk is None
                     else on_disk(model, seen.layers, header, stage, disk, channels=screen)
+                    if isinstance(disk, OnDisk)
+                    else on_device(model, seen.layers, header, stage, disk, channels=screen)
                 ) as living,
             ):
                 driver = (Driver if living is None else living.driver)(

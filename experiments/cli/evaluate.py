@@ -31,8 +31,8 @@ def evaluate(
     machine: Annotated[
         str | None,
         typer.Option(
-            help="What performs the run: `simulated` time, or a real `disk` from which the experts "
-            "are read; the same as machine.kind."
+            help="What performs the run: `simulated` time, a real `disk` from which the experts "
+            "are read, or a GPU (`cuda`); the same as machine.kind."
         ),
     ] = None,
     out: Annotated[

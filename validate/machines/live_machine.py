@@ -37,6 +37,7 @@ class LiveDisk(SlotTier):
         Raises:
             InputError: As `DiskMachine.execute` does.
         """
+        self._settle()
         dropped, start = self._clear(plan), self.now
         asked = self._order(plan)
         self.lanes.wait(asked.fetched + asked.late)
@@ -48,8 +49,12 @@ class LiveDisk(SlotTier):
         if opened is None:
             return None
         plan, start, asked, dropped, begin = opened
+        self._settle()
         pieces = [Piece("experts", begin, self._clock.now())]
         return plan, self._end(plan, start, asked, pieces, dropped)
+
+    def _settle(self) -> None:
+        """Return once all that the model was told to compute is computed."""
 
     def data(self, slices: Sequence[int]) -> list[Tensor]:
         """Return the bytes of *slices*; what no plan has brought is read aside, uncounted."""

@@ -26,7 +26,7 @@ from moetier.traces.samples import moe_tiny_path
 from moetier.traces.samples.tasks import held_out_items
 from moetier.validate.evaluate import Evaluation, Loaded, evaluate
 from moetier.validate.evaluate_arms import Extras
-from moetier.validate.machines import live_disk
+from moetier.validate.machines import live_model
 from moetier.validate.machines.live_disk import OnDisk
 from moetier.validate.machines.live_machine import DiskDriver, LiveDisk
 from moetier.validate.machines.pacing import Pace
@@ -208,7 +208,7 @@ def test_the_weights_are_gone_while_it_lasts_and_back_afterwards(
         assert "forward" not in module.__dict__
 
     # A run that computes without what it read is found out.
-    monkeypatch.setattr(live_disk.Living, "_write", lambda *_: None)
+    monkeypatch.setattr(live_model.Living, "_write", lambda *_: None)
     wrong = run(tiny, "on-demand", OnDisk())
     assert "says it is lossless, but" in str(wrong.result.failure)
 
