@@ -35,8 +35,11 @@ def breakdown(rows: pd.DataFrame, plot: PlotConfig, path: Path, title: str) -> p
         raise InputError(f"y: '{plot.y}' has no breakdown", way_out=f"use {' or '.join(PARTS)}")
     shown = [plot.y] if plot.y else list(PARTS)
     labels = _labels(rows, plot)
-    height = 1.6 + 0.26 * len(rows)
-    figure, axes = new_figure(5.4 * len(shown) + 1.2, max(height, 2.6), len(shown))
+    lines = max(text.count("\n") + 1 for text in labels)
+    height = 1.6 + 0.26 * len(rows) * lines
+    longest = max(len(line) for text in labels for line in text.split("\n"))
+    width = 5.4 * len(shown) + 1.2 + 0.07 * max(0, longest - 24)
+    figure, axes = new_figure(width, max(height, 2.6), len(shown))
     drawn: dict[str, Any] = {"label": labels}
     for at, (kind, ax) in enumerate(zip(shown, [axes] if len(shown) == 1 else axes, strict=True)):
         prefix, axis_title = PARTS[kind]

@@ -192,7 +192,7 @@ def _context(sections: Sections) -> dict[str, Any]:
         "whole_warnings": whole,
         "limitations": limitations_of(folder),
         "facts": facts(folder),
-        "keys": keys_of(folder) if folder.entries else "",
+        "keys": keys_of(folder) if folder.entries and folder.kind != "simulate" else "",
         "hardware": hardware_sources(folder),
         "data": sections.data | {"figures": {one.name: one.spec() for one in sections.figures}},
     }

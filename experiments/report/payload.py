@@ -44,6 +44,7 @@ def pack(folder: Folder) -> dict[str, Any]:
     done = [entry for entry in entries if entry.done]
     return {
         "n": len(entries),
+        "key_name": "content key" if folder.kind != "simulate" else "fingerprint of the records",
         "keys": [entry.key for entry in entries],
         "status": _column([entry.status for entry in entries]),
         "errors": _column([entry.error for entry in entries]),

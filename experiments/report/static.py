@@ -65,7 +65,7 @@ def draw_static(
 
 def _wrapped(text: str) -> str:
     """Return *text* in at most two lines of a figure's margin."""
-    return textwrap.fill(text, 44, max_lines=2, placeholder=" …")
+    return textwrap.fill(text, 52, max_lines=2, placeholder=" …")
 
 
 def table_of(entries: Sequence[Entry]) -> pd.DataFrame:

@@ -62,7 +62,7 @@ function fillTable(i) {
     rows.push(row);
   };
   for (const axis of DATA.axes) if (valueOf(axis, i) !== null) add(axis.name, valueOf(axis, i));
-  add("content key", DATA.keys[i]);
+  add(DATA.key_name, DATA.keys[i]);
   for (const column of DATA.metrics) add(column.label, shown(column, i), column.unit === "share" ? column.per : "");
   byId("chosen-table").tBodies[0].replaceChildren(...rows);
 }

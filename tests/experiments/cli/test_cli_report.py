@@ -22,6 +22,7 @@ def folder(
     return tmp_path / "o"
 
 
+@pytest.mark.slow
 def test_a_report_of_a_sweep(moetier: Invoke, folder: Path) -> None:
     lines = moetier("report", folder).stdout.splitlines()
 
@@ -58,6 +59,7 @@ def test_the_timeline_of_a_point_by_its_key(moetier: Invoke, folder: Path) -> No
     assert result.stderr.startswith("error: --timeline-of: no point")
 
 
+@pytest.mark.slow
 def test_a_search_shows_what_it_recommends(
     moetier: Invoke, write_yaml: WriteYaml, run_keys: dict[str, Any], tmp_path: Path
 ) -> None:

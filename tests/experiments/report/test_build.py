@@ -309,6 +309,8 @@ def test_a_single_run_shows_what_is_left_to_win(one_run: Path) -> None:
     assert {"headroom", "point", "where", "timelines"} <= set(found.ids)
     assert {"tradeoffs", "points", "hits"}.isdisjoint(found.ids)
     assert "25.0%" in found.text
+    assert found.data["key_name"] == "fingerprint of the records"
+    assert "content keys" not in found.text
 
 
 def test_a_validation_shows_its_points_and_what_it_missed(validated: Path) -> None:
@@ -389,6 +391,7 @@ def test_the_front_of_a_search_comes_first_and_what_it_recommends_before(
     assert build._best(folder, {"recommended": None, "x": None}) == []
 
 
+@pytest.mark.slow
 def test_static_figures_are_png_and_pdf(sweep: Path) -> None:
     written = write_report(sweep, timelines=0)
 
@@ -403,6 +406,23 @@ def test_static_figures_are_png_and_pdf(sweep: Path) -> None:
     assert set(line["curve"]) == {"on-demand", "layer-lfu", "belady"}
 
 
+@pytest.mark.slow
+def test_long_names_get_room(sweep: Path) -> None:
+    table = pd.read_parquet(sweep / "results.parquet")
+    short = write_report(sweep, timelines=0).figures[2].read_bytes()
+    table["policy"] = [f"{name} " + "with a long list of parts " * 3 for name in table["policy"]]
+    table.to_parquet(sweep / "results.parquet")
+
+    long = write_report(sweep, timelines=0).figures[2].read_bytes()
+
+    def size(png: bytes) -> tuple[int, int]:
+        return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+
+    assert size(long)[0] > size(short)[0]  # wider by the names, higher by their second lines
+    assert size(long)[1] > size(short)[1]
+
+
+@pytest.mark.slow
 def test_equal_figures_have_equal_bytes(sweep: Path) -> None:
     first = [path.read_bytes() for path in write_report(sweep, timelines=0).figures]
 
