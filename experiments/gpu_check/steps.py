@@ -167,7 +167,7 @@ def energy(check: Check) -> dict[str, Any]:
             check.profile,
             check.geometry,
             layers=2 if check.dry else 12,
-            tokens=8 if check.dry else 160,
+            tokens=8 if check.dry else 400,
         )
         data = {"dry_run": check.dry, "device": device.name, "rows": rows}
     write_text(check.out / "energy.json", dump_json(data) + "\n")
@@ -175,10 +175,10 @@ def energy(check: Check) -> dict[str, Any]:
 
 
 STEPS: dict[str, tuple[Callable[[Check], dict[str, Any]], int]] = {
-    "tests": (tests, 60),
+    "tests": (tests, 75),
     "calibrate": (calibrate, 75),
-    "validate": (validate, 270),
-    "energy": (energy, 55),
+    "validate": (validate, 255),
+    "energy": (energy, 60),
 }
 """By name: what it does, and how many seconds it may take."""
 

@@ -117,13 +117,34 @@ def require_memory(nbytes: int, what: str) -> None:
         )
 
 
-def free_memory() -> int | None:
-    """Return the bytes of memory that can be had without swapping; None where nothing says so."""
+def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the bytes of memory that can be had without swapping; None where nothing says so.
+
+    A container may be allowed less than the machine has free: then that counts.
+    """
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = (proc / "meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     for line in lines:
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
+            allowed = _left_to_container(cgroup)
+            found = int(line.split()[1]) * 1024
+            return found if allowed is None else min(found, allowed)
     return None
+
+
+def _left_to_container(cgroup: Path) -> int | None:
+    """Return the bytes that the control group of this process may still take; None for no limit."""
+    try:
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        rows = (cgroup / "memory.stat").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):  # ValueError: the limit is "max"
+        return None
+    files = [
+        int(value)
+        for name, _, value in (row.partition(" ") for row in rows)
+        if name in ("inactive_file", "active_file")
+    ]  # the page cache, which makes room
+    return max(limit - used + sum(files), 0)

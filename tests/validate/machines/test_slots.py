@@ -66,12 +66,11 @@ def test_a_limit_above_the_free_memory_is_refused_before_anything_is_taken() -> 
 def test_free_memory_is_what_the_system_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = tmp_path / "meminfo"
-    said.write_text("MemTotal: 9 kB\nMemAvailable:   3 kB\n")
-    monkeypatch.setattr(slots, "Path", lambda _: said)
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   3 kB\n")
 
-    assert free_memory() == 3072
+    assert free_memory(tmp_path, tmp_path) == 3072
 
+    monkeypatch.setattr(slots, "free_memory", lambda: 3072)
     require_memory(3072, "all of it")
     with pytest.raises(InputError, match="more: 4 KiB are needed, and 3 KiB"):
         require_memory(4096, "more")
@@ -81,11 +80,28 @@ def test_free_memory_is_what_the_system_says(
 def test_a_system_that_does_not_say_refuses_nothing(
     text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = tmp_path / "meminfo"
     if text is not None:
-        said.write_text(text)
-    monkeypatch.setattr(slots, "Path", lambda _: said)
+        (tmp_path / "meminfo").write_text(text)
 
-    assert free_memory() is None
+    assert free_memory(tmp_path, tmp_path) is None
 
+    monkeypatch.setattr(slots, "free_memory", lambda: None)
     require_memory(1 << 60, "anything")
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "free"),
+    [
+        ("2000000", "1500000", 500_000 + 300),  # the page cache of the container makes room
+        ("max", "1500000", 3_072_000),
+        ("9000000", "1500000", 3_072_000),  # more than the machine has
+        ("2000000", "2500000", 0),
+    ],
+)
+def test_a_container_may_be_allowed_less(limit: str, used: str, free: int, tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable: 3000 kB\n")
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{used}\n")
+    (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 100\nactive_file 200\nslab 9\n")
+
+    assert free_memory(tmp_path, tmp_path) == free

@@ -43,6 +43,9 @@ class TorchCuda:
         self.name: str = torch.cuda.get_device_name(index)
         self._counter = Counter(str(getattr(torch.cuda.get_device_properties(index), "uuid", "")))
         self._pinned: dict[int, mmap.mmap] = {}  # by address
+        # torch has 32 streams and deals them out again and again, so that two that are in use could
+        # be one, whose copies wait for its matmuls; those that are closed are used again instead
+        self._idle: list[Any] = []
         self._lock = Lock()
 
     def identity(self) -> Mapping[str, str]:
@@ -99,7 +102,9 @@ class TorchCuda:
 
     def stream(self) -> Stream:
         """Return a new stream."""
-        return _Stream(self.torch)
+        with self._lock:
+            made = self._idle.pop() if self._idle else _made(torch.cuda.Stream, self.torch)
+        return _Stream(made, self._idle)
 
     def energy(self) -> int | None:
         """Return what the driver's counter says, in microjoules."""
@@ -140,8 +145,8 @@ class _Event:
 
 
 class _Stream:
-    def __init__(self, device: torch.device) -> None:
-        self._stream: Any = _made(torch.cuda.Stream, device)
+    def __init__(self, stream: Any, idle: list[Any]) -> None:
+        self._stream, self._idle, self._open = stream, idle, True
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         with torch.cuda.stream(self._stream):
@@ -161,7 +166,10 @@ class _Stream:
         self._stream.synchronize()
 
     def close(self) -> None:
-        self._stream.synchronize()
+        if self._open:
+            self._open = False
+            self._stream.synchronize()
+            self._idle.append(self._stream)
 
 
 def open_cuda(index: int = 0) -> Device:
