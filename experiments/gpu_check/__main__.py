@@ -23,7 +23,7 @@ from moetier.experiments.gpu_check.steps import STEPS, Check, open_device, run_s
 from moetier.traces.errors import InputError
 
 OUT = Path("out/gpu-check")
-GRACE = 10  # seconds to end after being asked to
+GRACE = 3  # seconds to end after being asked to
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -117,7 +117,7 @@ def calibrate(check: Check) -> dict[str, Any]:
             "cuda",
             check.profile,
             load_geometry(check.geometry),
-            seconds=2 if check.dry else 45,
+            seconds=2 if check.dry else 40,
             lanes=2,
             device=device,
         )
@@ -177,7 +177,7 @@ def energy(check: Check) -> dict[str, Any]:
 STEPS: dict[str, tuple[Callable[[Check], dict[str, Any]], int]] = {
     "tests": (tests, 75),
     "calibrate": (calibrate, 75),
-    "validate": (validate, 255),
+    "validate": (validate, 240),
     "energy": (energy, 60),
 }
 """By name: what it does, and how many seconds it may take."""
