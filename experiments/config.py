@@ -82,14 +82,16 @@ class SyntheticConfig(_Block):
 
     geometry: str  # the name of a published model
     layers: int | None = Field(default=None, ge=1)  # only its first so many MoE layers
-    prompt: int = Field(default=0, ge=0, le=10_000_000)
-    tokens: int = Field(default=128, ge=0, le=10_000_000)
-    context: int = Field(default=0, ge=0, le=10_000_000)
-    requests: int = Field(default=1, ge=1, le=10_000)
-    skew: float = Field(default=1.0, ge=0, le=10, allow_inf_nan=False)
-    reuse: float = Field(default=0.3, ge=0, le=1)
-    layer_correlation: float = Field(default=0.0, ge=0, le=1)
-    seed: int = Field(default=0, ge=0)
+    prompt: int = Field(default=0, ge=0, le=10_000_000)  # tokens of each request's prompt
+    tokens: int = Field(default=128, ge=0, le=10_000_000)  # decoded, by each request
+    context: int = Field(default=0, ge=0, le=10_000_000)  # tokens that were there before
+    requests: int = Field(default=1, ge=1, le=10_000)  # that run in lockstep
+    skew: float = Field(default=1.0, ge=0, le=10, allow_inf_nan=False)  # exponent of Zipf's law
+    reuse: float = Field(default=0.3, ge=0, le=1)  # chance to keep an expert
+    layer_correlation: float = Field(
+        default=0.0, ge=0, le=1
+    )  # share of noise that layers have in common
+    seed: int = Field(default=0, ge=0)  # of the draws
 
 
 class MeasureConfig(_Block):
@@ -124,7 +126,7 @@ class MachineConfig(_Block):
     in *folder*, by default where the system keeps temporary files, and removed after the run.
     """
 
-    kind: Literal["simulated", "disk", "cuda"] = "simulated"
+    kind: Literal["simulated", "disk", "cuda"] = "simulated"  # that performs the run
     lanes: int | None = Field(default=None, ge=1, le=64)
     pace: PositiveRate | None = None
     latency: Time = 0
@@ -134,24 +136,28 @@ class MachineConfig(_Block):
 class RunConfig(_Block):
     """One run: a source of routing, a machine and a policy. The keys are a contract."""
 
-    name: str | None = None
-    trace: str | None = None
-    synthetic: SyntheticConfig | None = None
-    live: str | None = None
+    name: str | None = None  # for people; changes nothing
+    trace: str | None = None  # a .parquet file of recorded routing
+    synthetic: SyntheticConfig | None = None  # routing that is made up
+    live: str | None = None  # a model that runs: moe-tiny, a folder, or an id on the hub
     model: str | None = None  # a published geometry, for what the trace does not know
-    hardware: str
-    weights: Annotated[str | None, BeforeValidator(_known_format)] = None
-    capacity: dict[str, Capacity] = Field(default_factory=dict)
-    policy: str | dict[str, Any] = "on-demand"
-    tiers: list[str] | None = None
-    exclusive: bool = False
+    hardware: str  # `moetier list hardware`, or the path of a YAML
+    weights: Annotated[str | None, BeforeValidator(_known_format)] = (
+        None  # `bf16`, `q4_k_m`, ...; null: as recorded
+    )
+    capacity: dict[str, Capacity] = Field(
+        default_factory=dict
+    )  # tier: a size, or a share of all experts' bytes
+    policy: str | dict[str, Any] = "on-demand"  # a preset, or a mapping of parts
+    tiers: list[str] | None = None  # which of the machine's, fastest first; null: all
+    exclusive: bool = False  # does a slice leave the tier that it is copied from?
     overlap: bool = False  # an expert begins when its own slices are there, not the whole batch's
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0)  # of random parts
     popularity: str | None = None  # a trace whose counts a `static` part uses, or `own`
     predictor: str | dict[str, Any] | None = None  # whose predictions the batches carry
-    measure: MeasureConfig = MeasureConfig()
+    measure: MeasureConfig = MeasureConfig()  # what counts
     kv_bytes: int = Field(default=2, ge=1, le=4)  # of one number in the key/value cache
-    evaluate: EvaluateConfig = EvaluateConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()  # of a live run
     machine: MachineConfig | None = None  # of a live run; default: simulated
 
     @model_validator(mode="after")

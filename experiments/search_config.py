@@ -38,13 +38,15 @@ class SearchConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")  # it names a folder
-    base: dict[str, Any]
+    base: dict[str, Any]  # a run, or most of one
     space: dict[str, Any] | None = None  # None: every part of every seam
-    objectives: dict[str, str | None] | list[str] = Field(min_length=1)
-    constraints: dict[str, str] = Field(default_factory=dict)
-    trials: int = Field(default=100, ge=1, le=100_000)
-    seed: int = Field(default=0, ge=0)
-    sampler: Literal["nsga2", "tpe", "random"] = "nsga2"
+    objectives: dict[str, str | None] | list[str] = Field(
+        min_length=1
+    )  # metrics, each `minimise` or `maximise`
+    constraints: dict[str, str] = Field(default_factory=dict)  # metric: a limit, such as ">= 0.99"
+    trials: int = Field(default=100, ge=1, le=100_000)  # that are tried in all
+    seed: int = Field(default=0, ge=0)  # of the draws
+    sampler: Literal["nsga2", "tpe", "random"] = "nsga2"  # of Optuna
     batch: int = Field(default=20, ge=2, le=1000)  # trials chosen together, before any has run
 
 

@@ -43,10 +43,10 @@ class PlotConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["pareto", "line", "breakdown", "scatter"]
-    x: str | None = None
-    y: str | None = None
-    hue: str | None = None
+    kind: Literal["pareto", "line", "breakdown", "scatter"]  # of figure
+    x: str | None = None  # a metric, or a key of the sweep
+    y: str | None = None  # likewise; the parts, for a breakdown
+    hue: str | None = None  # one colour for each of its values
 
 
 class SweepConfig(BaseModel):
@@ -54,11 +54,11 @@ class SweepConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    base: dict[str, Any]
-    sweep: dict[str, Any] = Field(default_factory=dict)
-    zip: dict[str, Any] = Field(default_factory=dict)
-    plots: list[PlotConfig] = Field(default_factory=list)
+    name: str  # of the folder under out/
+    base: dict[str, Any]  # a run, or most of one
+    sweep: dict[str, Any] = Field(default_factory=dict)  # key: values; every combination is a point
+    zip: dict[str, Any] = Field(default_factory=dict)  # key: values that go in step
+    plots: list[PlotConfig] = Field(default_factory=list)  # figures to draw
     records: bool = False  # keep the records of every point
 
 

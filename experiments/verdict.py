@@ -28,10 +28,10 @@ class Tolerances(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    median_error: float = Field(default=0.1, ge=0)
-    p90_error: float = Field(default=0.2, ge=0)
+    median_error: float = Field(default=0.1, ge=0)  # of the time per output token, over all points
+    p90_error: float = Field(default=0.2, ge=0)  # likewise, the 90th percentile
     kendall_tau: float | None = Field(default=0.9, ge=-1, le=1)
-    equal: bool = True
+    equal: bool = True  # must decisions and bytes be the same?
     beyond_spread: bool = False
     must_notice: list[Wrong] = []
 

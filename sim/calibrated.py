@@ -24,11 +24,11 @@ class ExpertRow(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kernel: str = Field(min_length=1)
+    kernel: str = Field(min_length=1)  # such as `whole` or `codes-4`
     nbytes: PositiveBytes
     tokens: int = Field(ge=1)
     time: PositiveTime
-    repeats: int | None = Field(default=None, ge=1)
+    repeats: int | None = Field(default=None, ge=1)  # that the time is the median of
     spread: Percent | None = None  # of the repeats: interquartile range over median
 
     @property
@@ -45,13 +45,13 @@ class DenseRow(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    phase: Literal["decode", "prefill"] = "decode"
+    phase: Literal["decode", "prefill"] = "decode"  # of the batch
     nbytes: PositiveBytes
     tokens: int = Field(default=1, ge=1)
     context: int = Field(default=0, ge=0)
     time: PositiveTime
-    repeats: int | None = Field(default=None, ge=1)
-    spread: Percent | None = None
+    repeats: int | None = Field(default=None, ge=1)  # that the time is the median of
+    spread: Percent | None = None  # of the repeats: interquartile range over median
 
     @property
     def key(self) -> tuple[Hashable, ...]:

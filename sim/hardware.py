@@ -50,21 +50,21 @@ class _Block(BaseModel):
 class Tier(_Block):
     """A memory: bytes, bytes/s, and femtojoules per byte read and written."""
 
-    capacity: PositiveBytes
-    bandwidth: PositiveRate
-    read_energy: EnergyPerByte = 0
-    write_energy: EnergyPerByte = 0
+    capacity: PositiveBytes  # GiB, MB, ...
+    bandwidth: PositiveRate  # GB/s
+    read_energy: EnergyPerByte = 0  # pJ/bit
+    write_energy: EnergyPerByte = 0  # pJ/bit
 
 
 class Link(_Block):
     """A path from *src* to *dst*, both names of tiers, that up to *lanes* transfers share."""
 
-    src: str
-    dst: str
-    bandwidth: ThroughputField
-    latency: Time = 0  # ns, once per transfer
+    src: str  # a tier
+    dst: str  # the tier that copies go to
+    bandwidth: ThroughputField  # one rate, or rows of size, rate and lanes
+    latency: Time = 0  # once per transfer
     lanes: int = Field(default=1, ge=1)
-    energy: EnergyPerByte = 0
+    energy: EnergyPerByte = 0  # pJ/bit
 
     def copy_ns(self, nbytes: int, active: int = 1) -> int:
         """Return how long *nbytes* take while *active* lanes are busy, in ns, rounded up once.
@@ -101,14 +101,14 @@ class Compute(_Block):
     the dense part include the overhead.
     """
 
-    tier: str
+    tier: str  # where its weights lie
     peak: Annotated[
         dict[str, PositiveOps],
         Field(min_length=1),
         BeforeValidator(_read_peak),
         WrapSerializer(_write_peak, when_used="json"),
     ]
-    energy: EnergyPerOp = 0
+    energy: EnergyPerOp = 0  # pJ/op
     overhead: Time = 0
     host_time_per_layer: Time = 0
     experts: ExpertRows = ()
@@ -140,14 +140,14 @@ class Profile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(min_length=1)
-    source: str = Field(min_length=1)
-    tiers: dict[str, Tier] = Field(min_length=1)
-    links: list[Link] = Field(default_factory=list)
-    compute: dict[str, Compute] = Field(min_length=1)
-    contention: Contention | None = None  # None: not known, and not modelled
-    static_power: Power = 0  # microwatts, whatever runs
-    notes: str | None = None
+    name: str = Field(min_length=1)  # what results call it
+    source: str = Field(min_length=1)  # where it comes from, in a line
+    tiers: dict[str, Tier] = Field(min_length=1)  # by name
+    links: list[Link] = Field(default_factory=list)  # those between neighbouring tiers at least
+    compute: dict[str, Compute] = Field(min_length=1)  # by name
+    contention: Contention | None = None  # null: not known, and not modelled
+    static_power: Power = 0  # whatever runs
+    notes: str | None = None  # repeated by every result
     identity: dict[str, str] | None = None  # of a calibrated profile: GPU, driver, precision, date
 
     @property
