@@ -218,12 +218,11 @@ def _single(file: Path) -> Entry:
 
 def _entry(key: str, found: Mapping[str, Any]) -> Entry:
     """Return the point whose file says *found*, described by its resolved config alone."""
-    config = found.get("config") or {}
-    told = {
-        seam: part
-        for seam, part in (config.get("policy") or {}).items()
-        if part != DEFAULTS.get(seam)
-    }
+    config = found.get("config")
+    config = config if isinstance(config, dict) else {}
+    policy = config.get("policy")
+    seams = policy.items() if isinstance(policy, dict) else ()
+    told = {seam: part for seam, part in seams if part != DEFAULTS.get(seam)}
     source = config.get("trace") or config.get("live")
     if source is None:
         source = (config.get("synthetic") or {}).get("geometry")

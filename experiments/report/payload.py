@@ -149,7 +149,10 @@ def _recommended(folder: Folder) -> int | None:
     """Return which point a search recommends: the one of the front with the recommended config."""
     if folder.recommended is None:
         return None
-    told = yaml.safe_load(folder.recommended)
+    try:
+        told = yaml.safe_load(folder.recommended)
+    except yaml.YAMLError:  # edited by hand: the page shows it all the same
+        return None
     if not isinstance(told, dict):
         return None
     for at, entry in enumerate(folder.entries):

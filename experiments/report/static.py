@@ -39,7 +39,8 @@ def draw_static(
     if x is not None and y is not None and len(done) > 1:
         both = about(x).better is not None and about(y).better is not None
         kind: Any = "pareto" if both else "scatter"
-        _draw(done, PlotConfig(kind=kind, x=x, y=y, hue=hue), folder.name, out, made, problems)
+        plot = PlotConfig(kind=kind, x=_drawn(x, done), y=_drawn(y, done), hue=hue)
+        _draw(done, plot, folder.name, out, made, problems)
     if bars and any(name.startswith("time_breakdown_ms.") for name in bars[0].metrics):
         named = [
             replace(entry, axes={**entry.axes, "policy": _wrapped(entry.policy)}) for entry in bars
@@ -61,6 +62,12 @@ def draw_static(
     if folder.validation is not None:
         _validation(folder, out / "validation.png", made, problems)
     return [file for path in made for file in (path, path.with_suffix(".pdf"))], problems
+
+
+def _drawn(name: str, entries: Sequence[Entry]) -> str:
+    """Return the column that stands for *name* in a figure: a cache's size as configs spell it."""
+    spelled = name.replace("capacity_bytes.", "capacity.")
+    return spelled if all(entry.axes.get(spelled) is not None for entry in entries) else name
 
 
 def _wrapped(text: str) -> str:

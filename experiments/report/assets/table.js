@@ -83,7 +83,8 @@ function markRow() {
   for (const row of table.tBodies[0].rows) {
     const now = Number(row.dataset.point) === view.chosen;
     row.classList.toggle("now", now);
-    row.querySelector("button").toggleAttribute("aria-current", now);
+    if (now) row.querySelector("button").setAttribute("aria-current", "true");
+    else row.querySelector("button").removeAttribute("aria-current");
   }
 }
 

@@ -6,11 +6,12 @@ function hueAxis() {
   return DATA.axes.find((axis) => axis.name === view.hue) || null;
 }
 
-/** The names of the series, in order of appearance. */
+/** The names of the series: policies in order of appearance, sizes and the like by value. */
 function series() {
   const axis = hueAxis();
   if (!axis) return [""];
-  return axis.texts ? axis.texts.map((text) => text ?? "-") : [axis.same ?? "-"];
+  const names = axis.texts ? axis.texts.map((text) => text ?? "-") : [axis.same ?? "-"];
+  return axis.name === "policy" ? names : names.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
 }
 
 function seriesOf(i) {
@@ -148,5 +149,6 @@ function startTradeoff() {
   drawFrontTable();
   place.on("plotly_hover", (event) => showCard(event.points[0].customdata, event.event));
   place.on("plotly_unhover", hideCard);
+  document.addEventListener("keydown", (event) => event.key === "Escape" && hideCard());
   place.on("plotly_click", (event) => choose(event.points[0].customdata, false));
 }

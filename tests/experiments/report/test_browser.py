@@ -155,8 +155,12 @@ def test_hovering_shows_policy_capacity_and_every_metric(open_page: Open, report
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= WIDE["width"]
 
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#card", state="hidden")
     page.mouse.move(5, 5)
-
+    page.mouse.move(*mark(page, 0))
+    page.wait_for_selector("#card:not([hidden])")
+    page.mouse.move(5, 5)
     page.wait_for_selector("#card", state="hidden")
 
 
@@ -298,6 +302,7 @@ def test_everything_works_by_keyboard(open_page: Open, report: Path) -> None:
     assert page.evaluate("document.activeElement.id") == "point-title"
     assert text_of(page, "#status").startswith(page.evaluate("titleOf(1)"))
     assert page.locator("tr.now").get_attribute("data-point") == "1"
+    assert page.locator("tr.now button").get_attribute("aria-current") == "true"
 
 
 def test_the_list_sorts_and_finds(open_page: Open, report: Path) -> None:

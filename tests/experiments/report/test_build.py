@@ -407,6 +407,16 @@ def test_static_figures_are_png_and_pdf(sweep: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_capacity_can_be_an_axis_of_a_figure_for_papers(sweep: Path) -> None:
+    (sweep / "search.yaml").write_text("name: s\nobjectives: [tpot_ms, capacity.dram]\n")
+
+    written = write_report(sweep, timelines=0)
+
+    assert written.problems == []
+    assert "on_front" in pd.read_csv(sweep / "figures" / "pareto.csv").columns
+
+
+@pytest.mark.slow
 def test_long_names_get_room(sweep: Path) -> None:
     table = pd.read_parquet(sweep / "results.parquet")
     short = write_report(sweep, timelines=0).figures[2].read_bytes()

@@ -171,7 +171,7 @@ def test_a_point_may_say_nothing_but_that_it_failed(sweep: Path) -> None:
         (sweep / name).unlink()
     shutil.rmtree(sweep / "points")
     (sweep / "points").mkdir()
-    failed = {"key": "a", "status": "failed", "error": "out of room"}
+    failed = {"key": "a", "status": "failed", "error": "out of room", "config": "broken"}
     (sweep / "points" / "a.json").write_text(json.dumps(failed))
 
     (entry,) = read_folder(sweep).entries

@@ -164,6 +164,7 @@ def test_the_recommended_point_is_found_by_its_config(make_entry: MakeEntry) -> 
     assert pack(folder_of(*entries, recommended=without_weights))["recommended"] == 2
     assert pack(folder_of(*entries[:2], recommended=text))["recommended"] is None
     assert pack(folder_of(*entries, recommended="- no run"))["recommended"] is None
+    assert pack(folder_of(*entries, recommended="a: ["))["recommended"] is None
     assert pack(folder_of(*entries))["recommended"] is None
 
 
