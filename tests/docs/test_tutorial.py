@@ -21,7 +21,8 @@ pytest.importorskip("torch", reason="needs the extra 'models'")
 
 
 def commands() -> list[list[str]]:
-    lines = re.findall(r"^    moetier (.+)$", PAGE.read_text(), re.MULTILINE)
+    text = PAGE.read_text().replace("\\\n", " ")
+    lines = re.findall(r"^    moetier (.+)$", text, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
 
