@@ -142,7 +142,8 @@ def validate(check: Check) -> dict[str, Any]:
         given.append(f"calibrate_seconds={2 if check.dry else 30}")
     with open_device(check) as device:
         config = load_validation(find_file(CONFIG), given)
-        found = compare(config, check.out, bar=no_bar, device=device)
+        lanes = check.out / "timeline.json"  # of the first point, simulated and measured
+        found = compare(config, check.out, bar=no_bar, device=device, timeline=lanes)
         data = found.as_dict() | {"dry_run": check.dry, "device": device.name}
     write_text(check.out / "validation.json", dump_json(data) + "\n")
     return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from time import perf_counter_ns, sleep
 from typing import Any
@@ -17,12 +18,19 @@ import torch
 
 from moetier.sim.plan import LayerPlan
 from moetier.sim.run import Setting, simulate
+from moetier.sim.testing import toy_profile
+from moetier.traces.capture.load import load_model
 from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry
+from moetier.traces.samples import moe_tiny_path
+from moetier.traces.samples.tasks import held_out_items
 from moetier.traces.synthetic import Synthetic
 from moetier.validate.compare.decisions import Decisions
+from moetier.validate.evaluate import Loaded, evaluate
+from moetier.validate.evaluate_arms import Extras
 from moetier.validate.machines.cuda.device import Device
 from moetier.validate.machines.cuda.fake import FakeDevice
+from moetier.validate.machines.cuda.live import OnDevice
 from moetier.validate.machines.cuda.run import run_on_cuda
 from moetier.validate.machines.cuda.torch_cuda import open_cuda
 from moetier.validate.machines.pacing import Pace
@@ -163,6 +171,23 @@ def test_what_is_computed_does_not_depend_on_when_it_came(
 
     assert len(sums[0]) > 0
     assert all(torch.equal(a, b) for a, b in zip(*sums, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["on-demand", "previous-token"])
+def test_a_model_says_the_same_with_its_experts_in_pinned_memory(policy: str, gpu: Device) -> None:
+    model, tokenizer = load_model(str(moe_tiny_path()))
+    model.to(gpu.torch)
+    found = evaluate(
+        Loaded(model, tokenizer),
+        Setting(toy_profile(), policy, {"hbm": Fraction(1, 4)}),
+        held_out_items(1)[:3],
+        Extras(long_prompts=0),
+        disk=OnDevice(gpu),
+    )
+
+    assert found.failure is None
+    assert found.metrics["lossless"]
+    assert found.metrics["bytes_read_total"] > 0
 
 
 def test_more_than_the_device_has_is_refused_with_the_bytes(gpu: Device) -> None:
