@@ -14,7 +14,15 @@ torch = pytest.importorskip("torch", reason="a check needs the extra 'models'")
 
 from moetier.experiments.gpu_check import __main__ as check  # noqa: E402
 from moetier.experiments.gpu_check.report import DRY, as_page  # noqa: E402
-from moetier.experiments.gpu_check.steps import STEPS, Check, energy, run_step  # noqa: E402
+from moetier.experiments.gpu_check.steps import (  # noqa: E402
+    STEPS,
+    Check,
+    calibrate,
+    energy,
+    run_step,
+    validate,
+)
+from moetier.sim.hardware import load_profile  # noqa: E402
 from moetier.traces.errors import InputError  # noqa: E402
 from moetier.validate.machines.cuda.fake import NAME  # noqa: E402
 
@@ -52,6 +60,37 @@ def test_a_dry_run_does_everything_and_says_what_it_is(tmp_path: Path) -> None:
     assert validation["equal"]
     rows = json.loads((out / "energy.json").read_text())["rows"]
     assert all(row["measured_mj"] > 0 and row["simulated_mj"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_steps_hand_on_what_they_found(tmp_path: Path) -> None:
+    """In one process, so that what each returns can be looked at."""
+    rehearsal = Check(tmp_path, dry=True)
+    measured = calibrate(rehearsal)
+    compared = validate(rehearsal)
+    counted = energy(rehearsal)
+    profile = load_profile(rehearsal.profile)
+
+    assert measured["link_peak_bytes_per_s"] == profile.links[0].bandwidth.peak
+    assert measured["host_ns_per_layer"] == profile.main_compute.host_time_per_layer
+    assert compared["points"] == 14
+    assert compared["equal"] is True
+    assert compared["missed"] == []
+    assert json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    assert len(counted["rows"]) == 4
+    for row in counted["rows"]:
+        assert row["measured_on"] == NAME
+        assert row["error"] == pytest.approx(row["simulated_mj"] / row["measured_mj"] - 1)
+        # the counter of the fake device is the clock
+        assert row["measured_mj"] == pytest.approx(row["measured_s"] * 50_000, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_comparison_without_a_profile_measures_the_device_itself(tmp_path: Path) -> None:
+    found = validate(Check(tmp_path, dry=True))
+
+    assert found["missed"] == []
+    assert (tmp_path / "profile.yaml").exists()
 
 
 def test_without_a_gpu_nothing_is_run(

@@ -114,10 +114,10 @@ class FakeDevice:
         with self._lock:
             where = "the device" if place == "device" else "the host"
             require(nbytes, self._room[place], self.name, where)
-            memory = torch.zeros(max(nbytes, 1), dtype=torch.uint8)
+            memory = torch.zeros(nbytes, dtype=torch.uint8)
             self._room[place] -= memory.numel()
             self._lent[memory.data_ptr()] = place, memory
-        return memory[:nbytes]
+        return memory
 
     def _begin(self) -> None:
         """Count a copy; raise what it shall fail with."""

@@ -46,8 +46,42 @@ class FakeStream:
         """Count."""
         FakeStream.made += 1
 
+    def __enter__(self) -> None:
+        """Become the current stream."""
+
+    def __exit__(self, *_: object) -> None:
+        """Be it no longer."""
+
     def synchronize(self) -> None:
         """Return at once."""
+
+
+class FakeEvent:
+    """An event of a stream, half a millisecond after the one before it."""
+
+    made = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        """Count."""
+        assert enable_timing  # or there is no time to ask for
+        FakeEvent.made += 1
+        self.at = FakeEvent.made / 2
+        self.recorded: list[Any] = []
+
+    def record(self, stream: FakeStream) -> None:
+        """Remember *stream*."""
+        self.recorded.append(stream)
+
+    def query(self) -> bool:
+        """Be reached once recorded."""
+        return bool(self.recorded)
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        """Return milliseconds."""
+        return later.at - self.at
 
 
 @pytest.fixture
@@ -68,6 +102,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
         "empty_cache": nothing,
         "cudart": lambda: found,
         "Stream": FakeStream,
+        "Event": FakeEvent,
+        "stream": lambda stream: stream,
         "device": lambda _: torch.no_grad(),
     }
     for name, value in stand_ins.items():
@@ -152,3 +188,35 @@ def test_a_gpu_is_named_in_the_identity(runtime: Runtime) -> None:
 def test_a_gpu_that_is_not_there_is_refused(index: int, which: str, runtime: Runtime) -> None:
     with pytest.raises(InputError, match=f"sees no {which}; use the disk machine, or"):
         TorchCuda(index)
+
+
+def test_copies_compute_and_events_go_to_the_stream(runtime: Runtime) -> None:
+    device = TorchCuda()
+    stream = device.stream()
+    there, here = torch.zeros(4, dtype=torch.uint8), torch.ones(4, dtype=torch.uint8)
+    begin = stream.record()
+    stream.copy(there, here)
+    end = stream.record()
+    with stream.running():
+        pass
+    stream.synchronise()
+    end.wait()
+
+    assert there.tolist() == [1] * 4
+    assert begin.done()
+    assert end.since(begin) == 500_000  # ns
+
+    there.zero_()
+    stream.copy_back(here, there)
+    device.synchronise()
+    stream.close()
+
+    assert here.tolist() == [0] * 4
+
+
+def test_open_cuda_is_the_first_gpu(runtime: Runtime) -> None:
+    device = torch_cuda.open_cuda()
+
+    assert (device.name, device.torch) == ("Imaginary 1000", torch.device("cuda", 0))
+    assert device.energy() is None  # no such GPU for NVML
+    device.close()
