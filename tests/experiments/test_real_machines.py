@@ -23,6 +23,7 @@ from moetier.validate.calibrate.cuda import PINNED_BYTES
 from moetier.validate.calibrate.stand_in import stand_in
 from moetier.validate.compare.observe import Case, observe
 from moetier.validate.machines.cuda.fake import NAME, FakeDevice
+from moetier.validate.machines.cuda.run import CudaRuns
 from moetier.validate.machines.pacing import Pace
 
 KINDS = ("disk", "cuda")
@@ -100,6 +101,23 @@ def test_it_says_what_it_has(kind: str, tmp_path: Path) -> None:
         assert machine.layers(cases(machine.tiers, {"eviction": "lru"})) == 2
         assert machine.facts["gpu" if kind == "cuda" else "threads"] in (NAME, "1")
         assert "date" not in machine.facts
+
+
+def test_a_device_has_run_once_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+    really = CudaRuns.run
+
+    def noted(runs: CudaRuns, source: Any, setting: Any, **given: Any) -> Any:
+        ran.append(setting.policy)
+        return really(runs, source, setting, **given)
+
+    monkeypatch.setattr(CudaRuns, "run", noted)
+    with opened("cuda", tmp_path) as machine:
+        machine.prepare(cases(machine.tiers, {"eviction": "lru"}, BITS), no_bar)
+
+    assert ran == [{"eviction": "lru"}]
 
 
 def test_layers_are_what_is_left_beside_calibration(tmp_path: Path) -> None:
