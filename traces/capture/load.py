@@ -30,6 +30,8 @@ def load_model(path: str, device_map: str | None = None) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError, ImportError) as error:
         line = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"cannot be loaded: {line}", where=path, way_out="check the name of the model, or its path"
+            f"cannot be loaded: {line}",
+            where=path,
+            way_out="check the name of the model, or its path",
         ) from error
     return model.eval(), tokenizer
