@@ -11,9 +11,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
-from types import TracebackType
 from typing import Protocol
 
+from moetier.validate.closing import Closing
 from moetier.validate.machines.clock import Clock
 from moetier.validate.machines.direct import aligned
 from moetier.validate.machines.pacing import Pace, wait_until
@@ -66,7 +66,7 @@ class Asked:
     prefetched: list[Transfer]
 
 
-class LaneSet:
+class LaneSet(Closing):
     """Lanes that serve transfers from *file*; use it as a context manager.
 
     All methods are for one thread, the one that computes.
@@ -188,19 +188,6 @@ class LaneSet:
             self._change.notify_all()
         for thread in self._threads:
             thread.join()
-
-    def __enter__(self) -> LaneSet:
-        """Use the lanes."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End all threads."""
-        self.close()
 
     def _serve(self, lane: int) -> None:
         """Serve transfers until the end: what the thread of a lane does."""

@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from moetier.sim.units import format_bytes
 from moetier.traces.errors import InputError
 from moetier.traces.files import replacing
 from moetier.traces.geometry import Geometry
+from moetier.validate.closing import Closing
 from moetier.validate.machines.direct import PAGE, DirectFile, aligned, page_memory
 from moetier.validate.machines.slots import Slot
 
@@ -118,7 +118,7 @@ def write_slices(
     return index
 
 
-class SlicesFile:
+class SlicesFile(Closing):
     """A file of slices, open for reading; use it as a context manager."""
 
     def __init__(self, path: str | Path) -> None:
@@ -179,19 +179,6 @@ class SlicesFile:
     def close(self) -> None:
         """Close the file; closing twice does nothing."""
         self.file.close()
-
-    def __enter__(self) -> SlicesFile:
-        """Use the file."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
-        self.close()
 
 
 def _write_all(

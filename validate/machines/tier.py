@@ -9,14 +9,14 @@ first needed, with the clock stopped.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from moetier.sim.layout import Layout
 from moetier.sim.machine.base import LayerTiming, OnSpan
 from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.plan import LayerPlan
 from moetier.traces.errors import InputError
+from moetier.validate.closing import Closing
 from moetier.validate.machines.clock import Clock
 from moetier.validate.machines.direct import aligned
 from moetier.validate.machines.lanes import Asked, LaneSet, Reader, Transfer
@@ -37,7 +37,7 @@ class Store(Reader, Protocol):
         ...
 
 
-class SlotTier:
+class SlotTier(Closing):
     """Slots over a store of slices; close it after use. `now` is the end of the last batch."""
 
     def __init__(
@@ -127,19 +127,6 @@ class SlotTier:
         self._held.clear()
         self._under_way.clear()
         self.slots.close()
-
-    def __enter__(self) -> Self:
-        """Use the machine."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
 
     def _clear(self, plan: LayerPlan) -> int:
         """Make room for *plan*, and bring what is warm; return the bytes of prefetches dropped.

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 from moetier.traces.capture.fingerprint import checksum
 from moetier.traces.errors import InputError
 from moetier.traces.files import replacing
+from moetier.validate.closing import Closing
 
 KEY = "moetier"
 VERSION = 1
@@ -44,7 +44,7 @@ class StoreHeader(BaseModel):
     digest: str = ""  # sha256 of this header without it
 
 
-class Store:
+class Store(Closing):
     """An open store; use it as a context manager, or `close` it.
 
     Keeps nothing but the mapped file: a tensor is read again each time it is asked for.
@@ -55,19 +55,6 @@ class Store:
         self.path, self.header = path, header
         self._file: Any = file
         self._checked: set[str] = set()
-
-    def __enter__(self) -> Store:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the file."""
-        self.close()
 
     def close(self) -> None:
         """Let the file go; tensors read before stay usable."""

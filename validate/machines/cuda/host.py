@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock, local
-from types import TracebackType
 from typing import Protocol
 
 import torch
@@ -16,6 +15,7 @@ from moetier.sim.layout import Layout
 from moetier.sim.units import format_bytes
 from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry
+from moetier.validate.closing import Closing
 from moetier.validate.machines.cuda.device import Device, Stream, require
 from moetier.validate.machines.direct import aligned
 from moetier.validate.machines.random_weights import Bytes
@@ -27,7 +27,7 @@ Content = Callable[[int], Bytes]
 OnProgress = Callable[[int, int], None]  # bytes written, bytes in all
 
 
-class HostSlices:
+class HostSlices(Closing):
     """All slices of a run in pinned memory, a block per layer; use it as a context manager."""
 
     def __init__(
@@ -88,19 +88,6 @@ class HostSlices:
         for block in self._blocks:
             self._device.release(block)
         self._blocks.clear()
-
-    def __enter__(self) -> HostSlices:
-        """Use the slices."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Give the memory back."""
-        self.close()
 
     def _fill(self, layer: int, content: Content, threads: ThreadPoolExecutor) -> None:
         mine = range(layer * self._each, (layer + 1) * self._each)

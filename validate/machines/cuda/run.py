@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from moetier.sim.run import MachineFactory, Result, Setting, Stage, TraceSource,
 from moetier.sim.warnings import modelled
 from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry
+from moetier.validate.closing import Closing
 from moetier.validate.machines.cuda.device import Device, require
 from moetier.validate.machines.cuda.host import HostSlices, OnProgress
 from moetier.validate.machines.cuda.machine import CudaMachine
@@ -44,7 +44,7 @@ class CudaResult(Result):
     energy_uj: int | None = None  # microjoules; None where nothing counts, or for too short a run
 
 
-class CudaRuns:
+class CudaRuns(Closing):
     """Runs on one *device*, which stays the caller's to close; use it as a context manager."""
 
     def __init__(self, device: Device, *, lanes: int | None = None, seed: int = 0) -> None:
@@ -164,19 +164,6 @@ class CudaRuns:
             host.close()
         self._hosts.clear()
         self._dense.clear()
-
-    def __enter__(self) -> CudaRuns:
-        """Use the runs."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Give all memory back."""
-        self.close()
 
     def _limitations(self, stage: Stage) -> list[str]:
         """Return what a reader of the figures must know about how they were made."""
