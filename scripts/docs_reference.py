@@ -31,6 +31,8 @@ from moetier.experiments.search_config import SearchConfig
 from moetier.experiments.sweep import SweepConfig
 from moetier.experiments.validation import ValidateConfig
 from moetier.sim.hardware import Profile
+from moetier.traces.geometry import Geometry
+from moetier.traces.schema import Header, Predictor, Provenance, arrow_schema
 
 SCHEMAS: dict[str, tuple[type[BaseModel], str, str]] = {
     "run": (RunConfig, "A run", "What `moetier simulate` and `moetier evaluate` read."),
@@ -41,6 +43,24 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str, str]] = {
 }
 """Page -> the schema of a YAML file, its title, and what reads it."""
 
+COLUMNS = {
+    "request": "which request, from 0",
+    "phase": "0 prefill, 1 decode",
+    "step": "forward pass, counted over the whole trace, from 0",
+    "position": "of the token in its request, from 0",
+    "layer": "of the model, from 0",
+    "moe_layer": "the same layer, counted among those with routed experts",
+    "experts": "the ids that the router chose; -1 where a slot is empty",
+    "weights": "of these experts; null where unknown",
+    "valid": "false for padding and for requests that have ended: the row counts for nothing",
+    "scores": "the router's, of every expert, in the header's `score_kind`, unless that is none",
+    "predicted_1": "a predictor's scores of every expert, one MoE layer ahead (`predicted_2`: "
+    "two); left out if the header names no predictor",
+    "recorded": "what the recording device did for each expert: 0 fetched it, 1 had it, 2 had "
+    "prefetched it; left out unless the header says `recorded_residency`",
+}
+"""Column of a trace -> its meaning. A column that is missing here ends the build."""
+
 UNIT = "number with its unit"
 """How a YAML file writes what is whole nanoseconds or bytes inside."""
 
@@ -50,6 +70,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = {f"reference/{name}.md": schema_page(name) for name in SCHEMAS}
     made |= {f"schemas/{name}.json": json_schema(name) for name in SCHEMAS}
     made |= {"reference/cli.md": cli_page(), "reference/parts.md": parts_page()}
+    made |= {"reference/trace.md": trace_page()}
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -68,14 +89,47 @@ def json_schema(name: str) -> str:
 def schema_page(name: str) -> str:
     """Return the page of the YAML file *name*: a table of keys for it and each block inside."""
     model, title, about = SCHEMAS[name]
+    intro = [f"# {title}", "", about, ""]
+    intro += [f"JSON schema, for an editor: [{name}.json](../schemas/{name}.json)."]
+    return "\n".join([*intro, *_tables(model)]) + "\n"
+
+
+def trace_page() -> str:
+    """Return the page of a trace's columns and of its header."""
+    geometry = Geometry(name="", n_experts=1, top_k=1, moe_layers=[0])
+    header = Header(
+        geometry=geometry,
+        score_kind="logits",
+        predictors=[Predictor(name="", horizon=1)],
+        recorded_residency=True,
+        provenance=Provenance(kind="captured"),
+    )
     lines = [
-        f"# {title}",
+        "# A trace",
         "",
-        about,
+        "One Parquet file. A row is one token at one MoE layer, ordered by step, then by layer; "
+        "all rows of the same step and layer are one batch. "
+        "`moetier trace validate` checks that; `moetier trace info` shows what is in it.",
         "",
-        f"JSON schema, for an editor: [{name}.json](../schemas/{name}.json).",
+        "## Columns",
+        "",
+        "| Column | Type | Meaning |",
+        "|---|---|---|",
     ]
-    seen: dict[type[BaseModel], str] = {model: title}
+    for field in arrow_schema(header):
+        width = {"experts": "top-k", "weights": "top-k", "recorded": "top-k"}
+        wide = f"list of {width.get(field.name, 'E')} " if field.type.num_fields else ""
+        kind = field.type.value_type if wide else field.type
+        lines.append(f"| `{field.name}` | {wide}{kind} | {COLUMNS[field.name]} |")
+    lines += ["", "E is the number of experts.", "", "## Header", ""]
+    lines += ["JSON, under the key `moetier` of the file's schema metadata.", ""]
+    return "\n".join([*lines, *_tables(Header)]) + "\n"
+
+
+def _tables(model: type[BaseModel]) -> list[str]:
+    """Return a table of the keys of *model*, and one for each block inside, under its key."""
+    lines: list[str] = []
+    seen: dict[type[BaseModel], str] = {model: ""}
     for block in _blocks(model, seen):
         lines += ["", *([f"## {seen[block]}", ""] if block is not model else [])]
         lines += [
@@ -93,7 +147,7 @@ def schema_page(name: str) -> str:
                 kind = kind.replace("number", UNIT)
             cells = [f"`{key}`", kind, default, meanings.get(key, "")]
             lines.append(f"| {' | '.join(map(_cell, cells))} |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def comments(model: type[BaseModel]) -> dict[str, str]:
@@ -235,8 +289,10 @@ def _option(param: Any) -> str:
 def _parameters(entry: dict[str, Any]) -> str:
     if "parameters" not in entry:
         return str(entry.get("source", "")) if entry["kind"] != "preset" else ""
+    yaml = {"None": "null", "True": "true", "False": "false"}
     return ", ".join(
-        f"`{p['name']}`" + ("" if p["default"] is None else f" = {p['default']}")
+        f"`{p['name']}`"
+        + ("" if p["default"] is None else f" = {yaml.get(p['default'], p['default'])}")
         for p in entry["parameters"]
     )
 

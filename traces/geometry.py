@@ -19,30 +19,30 @@ class Geometry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    n_experts: int = Field(ge=1)
-    top_k: int = Field(ge=1)
+    name: str  # of the model
+    n_experts: int = Field(ge=1)  # routed ones, per MoE layer
+    top_k: int = Field(ge=1)  # of them, per token
     moe_layers: list[int] = Field(min_length=1)  # model-layer index of each MoE layer
-    n_layers: int | None = Field(default=None, ge=1)
-    hidden: int | None = Field(default=None, ge=1)
-    moe_intermediate: int | None = Field(default=None, ge=1)
+    n_layers: int | None = Field(default=None, ge=1)  # of the model, MoE or not
+    hidden: int | None = Field(default=None, ge=1)  # width of the residual stream
+    moe_intermediate: int | None = Field(default=None, ge=1)  # inner width of one expert
     expert_matrices: int = Field(default=3, ge=1)  # 3: gate, up, down; 2: no gate
     expert_biases: bool = False  # does every expert matrix have a bias?
     shared_intermediate: int = Field(default=0, ge=0)  # all shared experts together
     dense_intermediate: int | None = None  # MLP of the layers without routed experts
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
+    heads: int | None = None  # of attention, for queries
+    kv_heads: int | None = None  # for keys and values
+    head_dim: int | None = None  # width of each
     qk_norm: bool = False  # are queries and keys normalised per head?
     kv_lora: int | None = None  # multi-head latent attention: rank of the joint key/value
     rope_dim: int | None = None  # and the width of its rotary part
-    vocab: int | None = None
-    tied_embeddings: bool = False
-    sliding_window: int | None = None
+    vocab: int | None = None  # rows of the output head
+    tied_embeddings: bool = False  # is the output head the embedding table?
+    sliding_window: int | None = None  # tokens that sliding attention sees
     attention: list[AttentionKind] | None = None  # repeating pattern over the layers
     norm_topk: bool | None = None  # are the k gate weights renormalised?
-    unverified: list[str] = Field(default_factory=list)
-    source: str = "unverified"
+    unverified: list[str] = Field(default_factory=list)  # keys that were guessed
+    source: str = "unverified"  # where the numbers were read
 
     @property
     def n_moe_layers(self) -> int:

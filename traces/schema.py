@@ -25,16 +25,16 @@ class Provenance(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["captured", "imported", "synthetic"]
-    model: str | None = None
+    kind: Literal["captured", "imported", "synthetic"]  # how it came about
+    model: str | None = None  # its name
     model_fingerprint: str | None = None  # sha256 over config and weights
-    tokenizer: str | None = None
-    prompts_sha256: str | None = None
-    dtype: str | None = None
-    seed: int | None = None
+    tokenizer: str | None = None  # its class
+    prompts_sha256: str | None = None  # in place of the prompts
+    dtype: str | None = None  # in which the model computed
+    seed: int | None = None  # of what was drawn
     versions: dict[str, str] = Field(default_factory=dict)  # software -> version
-    importer: str | None = None
-    note: str | None = None
+    importer: str | None = None  # its name, of `moetier list importers`
+    note: str | None = None  # for people
 
 
 class Predictor(BaseModel):
@@ -42,8 +42,8 @@ class Predictor(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    horizon: int = Field(ge=1)
+    name: str  # of `moetier list predictors`
+    horizon: int = Field(ge=1)  # how many MoE layers ahead it looks
     nbytes: int | None = None  # of its own weights, charged to the fastest tier
     operations: int | None = None  # per token and layer
 
@@ -53,20 +53,18 @@ class Header(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int = VERSION
-    geometry: Geometry
+    version: int = VERSION  # of this format
+    geometry: Geometry  # the model's shape
     weights: str | None = None  # the format the traced model was stored in, a key of `expert_bytes`
-    expert_bytes: dict[str, list[int]] = Field(default_factory=dict)
-    # format -> bytes of one whole expert, per MoE layer
-    slice_bytes: dict[str, list[list[int]]] = Field(default_factory=dict)
-    # format -> bytes of each slice of one expert, per MoE layer
+    expert_bytes: dict[str, list[int]] = {}  # format -> bytes of one whole expert, per MoE layer
+    slice_bytes: dict[str, list[list[int]]] = {}  # format -> of each slice of one, per MoE layer
     dense_bytes: list[int] | None = None  # per MoE layer: everything that is not a routed expert
     dense_layer_bytes: list[int] | None = None  # of each model layer without routed experts
-    score_kind: ScoreKind = "none"
-    predictors: list[Predictor] = Field(default_factory=list)
-    recorded_residency: bool = False
+    score_kind: ScoreKind = "none"  # what `scores` and `predicted_*` hold
+    predictors: list[Predictor] = Field(default_factory=list)  # whose scores are in columns
+    recorded_residency: bool = False  # is there a column `recorded`?
     unknown: list[str] = Field(default_factory=list)  # what the source did not say
-    provenance: Provenance
+    provenance: Provenance  # where it came from
 
 
 def arrow_schema(header: Header) -> pa.Schema:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,12 @@ def _not_needed(folder: str, names: list[str]) -> set[str]:
     return {name for name in names if name == "__pycache__"}
 
 
-def python(package: Path, *arguments: str) -> str:
+def python(package: Path, *arguments: str, cwd: Path = ROOT) -> str:
     """Run Python with the copy of the package, and return what it printed."""
     done = subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": str(package)},
-        cwd=ROOT,
+        cwd=cwd,
         capture_output=True,
         text=True,
         check=False,
@@ -56,8 +57,26 @@ def python(package: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def moetier(package: Path, *arguments: str) -> str:
-    return python(package, "-c", "from moetier.experiments.cli import main; main()", *arguments)
+def moetier(package: Path, *arguments: str, cwd: Path = ROOT) -> str:
+    code = "from moetier.experiments.cli import main; main()"
+    return python(package, "-c", code, *arguments, cwd=cwd)
+
+
+@pytest.mark.parametrize("page", ["policy", "machine", "model", "predictor", "importer"])
+def test_the_commands_of_a_page_work_in_their_order(
+    page: str, package: Path, tmp_path: Path, commands_of: Callable[[Path], list[list[str]]]
+) -> None:
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    shutil.copy(EXAMPLES / "small-board.yaml", tmp_path)
+    (tmp_path / "log.txt").write_text("7 0 3,1\n7 2 0,15\n8 0 3,2\n8 2 4,5\n")
+    commands = commands_of(ROOT / "docs" / "howto" / f"{page}.md")
+    capture = [words for words in commands if "PATH_OR_NAME" in words or "mine.parquet" in words]
+    ours = [words for words in commands if words not in capture]  # the tutorial runs a capture
+
+    said = [moetier(package, *words, cwd=tmp_path) for words in ours]
+
+    assert len(said) >= 1
+    assert all(said)
 
 
 @pytest.mark.parametrize(

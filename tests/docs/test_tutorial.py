@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,27 +19,26 @@ MAIN = "from moetier.experiments.cli import main; main()"
 pytest.importorskip("torch", reason="needs the extra 'models'")
 
 
-def commands() -> list[list[str]]:
-    text = PAGE.read_text().replace("\\\n", " ")
-    lines = re.findall(r"^    moetier (.+)$", text, re.MULTILINE)
-    return [shlex.split(line, comments=True) for line in lines]
+@pytest.fixture
+def commands(commands_of: Callable[[Path], list[list[str]]]) -> list[list[str]]:
+    return commands_of(PAGE)
 
 
-def test_the_page_shows_every_file_that_it_uses() -> None:
+def test_the_page_shows_every_file_that_it_uses(commands: list[list[str]]) -> None:
     text = PAGE.read_text()
-    named = {word for command in commands() for word in command if word.endswith(".yaml")}
+    named = {word for command in commands for word in command if word.endswith(".yaml")}
 
     assert named == set(FILES)
     assert all(f'--8<-- "examples/{name}"' in text for name in FILES.values())
 
 
 @pytest.mark.slow
-def test_the_commands_work_in_their_order(tmp_path: Path) -> None:
+def test_the_commands_work_in_their_order(commands: list[list[str]], tmp_path: Path) -> None:
     (tmp_path / "traces").symlink_to(ROOT / "traces")
     for name, example in FILES.items():
         shutil.copy(ROOT / "docs" / "examples" / example, tmp_path / name)
     said = {}
-    for command in commands():
+    for command in commands:
         done = subprocess.run(
             [sys.executable, "-c", MAIN, *command],
             cwd=tmp_path,
