@@ -1,8 +1,10 @@
 """Options and fixtures shared by all tests."""
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -23,6 +25,20 @@ def data() -> Path:
     if folder is None or not Path(folder).is_dir():
         pytest.skip("MOETIER_DATA does not point at the real traces")
     return Path(folder)
+
+
+@pytest.fixture(scope="module")  # no longer, since Playwright's loop runs until it is closed
+def chromium() -> Iterator[Any]:
+    """A running Chromium of the system; none is downloaded."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package 'playwright'")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    found = os.environ.get("MOETIER_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip(f"no Chromium: none of {', '.join(names)} is on the path")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

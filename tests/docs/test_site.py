@@ -9,15 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from moetier.experiments.config import RunConfig
+from moetier.traces.schema import Header
 
 ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("mkdocs", reason="needs the package 'mkdocs-material'")
+Validator = pytest.importorskip("jsonschema").Draft202012Validator
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +73,32 @@ def test_no_page_asks_for_anything_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_open_as_files_in_a_browser_and_stay_within_a_phone(
+    scheme: str, site: Path, chromium: Any
+) -> None:
+    context = chromium.new_context(viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    said: list[str] = []
+    asked: list[str] = []
+    wide = []
+    page = context.new_page()
+    page.on("console", lambda message: said.append(f"{page.url}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+    page.on("request", lambda request: asked.append(request.url))
+    pages = [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
+    for path in pages:
+        page.goto(path.as_uri())
+        if not page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"):
+            wide.append(path.name)
+    context.close()
+
+    assert len(pages) > 25
+    assert said == []
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert wide == []
+
+
+@pytest.mark.slow
 def test_the_json_schemas_take_what_the_program_takes(site: Path) -> None:
     schema = json.loads((site / "schemas" / "run.json").read_text())
 
@@ -77,9 +107,40 @@ def test_the_json_schemas_take_what_the_program_takes(site: Path) -> None:
     assert schema["additionalProperties"] is False
 
 
-@pytest.mark.parametrize("name", ["run", "sweep", "search", "validate", "hardware"])
+def test_the_json_schemas_take_every_file_that_comes_along(reference: ModuleType) -> None:
+    files = {"run": [ROOT / "docs" / "examples" / "tutorial-one.yaml"]}
+    files["hardware"] = sorted(ROOT.glob("hw_profiles/*.yaml"))
+    kinds = {"sweep": "sweep", "space": "search", "trials": "search", "policies": "validate"}
+    for path in sorted(ROOT.glob("experiments/configs/*.yaml")):
+        named = [kind for key, kind in kinds.items() if key in yaml.safe_load(path.read_text())]
+        files.setdefault(named[0] if named else "run", []).append(path)
+
+    assert set(files) == set(reference.SCHEMAS)
+    for kind, paths in files.items():
+        schema = json.loads(reference.json_schema(kind))
+        Validator.check_schema(schema)
+        for path in paths:
+            errors = [e.message for e in Validator(schema).iter_errors(read(path))]
+            assert errors == [], path
+            assert not Validator(schema).is_valid({**read(path), "unheard": 1})
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_a_json_schema_wants_units(reference: ModuleType) -> None:
+    validator = Validator(json.loads(reference.json_schema("hardware")))
+    profile = read(ROOT / "docs" / "examples" / "small-board.yaml")
+
+    assert validator.is_valid(profile)
+    profile["tiers"]["dram"]["capacity"] = 8
+    assert not validator.is_valid(profile)
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "search", "validate", "hardware", "trace"])
 def test_every_key_has_a_meaning(name: str, reference: ModuleType) -> None:
-    model = reference.SCHEMAS[name][0]
+    model = Header if name == "trace" else reference.SCHEMAS[name][0]
     unsaid = []
     for block in reference._blocks(model, {model: ""}):
         said = reference.comments(block).keys() | set(re.findall(r"\*(\w+)\*", block.__doc__ or ""))
@@ -100,6 +161,16 @@ def test_a_table_shows_types_and_defaults_as_yaml_has_them(reference: ModuleType
     assert "| `policy` | text or mapping |" in page
     assert "## machine" in page
     assert "| `latency` | number with its unit | `0` |" in reference.schema_page("hardware")
+
+
+def test_the_page_of_a_trace_has_its_columns_and_nothing_else(reference: ModuleType) -> None:
+    page = reference.trace_page()
+    columns = re.findall(r"^\| `(\w+)` \|", page.partition("## Header")[0], re.MULTILINE)
+
+    assert columns == list(reference.COLUMNS)
+    assert "| `experts` | list of top-k int16 |" in page
+    assert "| `scores` | list of E float |" in page
+    assert "| `moe_layers` | list of number | required |" in page
 
 
 def test_commands_and_parts_are_all_listed(reference: ModuleType) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +12,6 @@ import pytest
 pytest.importorskip("plotly", reason="needs the extra 'report'")
 pytest.importorskip("playwright", reason="needs the package 'playwright'")
 
-from playwright.sync_api import sync_playwright
-
 from moetier.experiments.config import load_run
 from moetier.experiments.report.build import write_report
 from moetier.experiments.report.choice import on_front
@@ -24,23 +20,10 @@ from moetier.experiments.runs import run
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 
 Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """A running Chromium of the system; none is downloaded."""
-    found = os.environ.get("MOETIER_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.skip(f"no Chromium: none of {', '.join(NAMES)} is on the path")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
