@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moetier.experiments import papers as module
 from moetier.experiments.papers import Paper, Row, load_paper, paper_names, reproduce, row
-from moetier.experiments.studies import STUDIES
+from moetier.experiments.reproduction import document
+from moetier.experiments.studies import STUDIES, channel_selection
 from moetier.traces.errors import InputError
 from moetier.traces.registry import Registry
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reproduction.md"
+EXACT = ("speculating-experts", "specprefetch", "slicemoe")
+"""Papers whose figures depend on nothing but the code: no clock, no data from elsewhere."""
 
 PAPER = Paper.model_validate(
     {
@@ -33,10 +40,25 @@ def test_every_paper_loads_and_names_a_study(name: str) -> None:
     assert paper.study in STUDIES.names()
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask fewer questions where a model runs, and time fewer repeats."""
+    whole = channel_selection.ran
+    monkeypatch.setattr(channel_selection, "ran", partial(whole, items=11))
+    monkeypatch.setattr(channel_selection, "BUDGETS", {"13 %": 0, "17.8 %": 2})
+    monkeypatch.setattr(channel_selection, "REPEATS", 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", paper_names())
+@pytest.mark.usefixtures("brief")
 def test_every_paper_can_be_recomputed(name: str) -> None:
     rows = reproduce(name)
+
+    if name in EXACT:
+        text = DOCUMENT.read_text()
+        lines = document([{"paper": name, **item.model_dump()} for item in rows]).split("\n")
+        assert [line for line in lines if line.startswith("| ") and line not in text] == []
 
     assert {item.name for item in rows} == set(load_paper(name).figures)
     for item in rows:
