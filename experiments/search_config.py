@@ -39,7 +39,7 @@ class SearchConfig(BaseModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")  # it names a folder
     base: dict[str, Any]  # a run, or most of one
-    space: dict[str, Any] | None = None  # None: every part of every seam
+    space: dict[str, Any] | None = None  # null: every part of every seam
     objectives: dict[str, str | None] | list[str] = Field(
         min_length=1
     )  # metrics, each `minimise` or `maximise`

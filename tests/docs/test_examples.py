@@ -155,3 +155,10 @@ def test_the_importer_makes_a_trace_and_names_a_bad_line(package: Path, tmp_path
     log.write_text("7 0 3,1\n7 2\n")
     with pytest.raises(AssertionError, match="line 2: '7 2'; write `TOKEN LAYER ID,ID`"):
         moetier(package, *convert, "--option", "n_experts=16")
+
+
+def test_the_example_by_hand_prints_what_the_page_says() -> None:
+    said = python(ROOT / "src", str(EXAMPLES / "by_hand.py"))
+
+    assert said.count("\n") == 5
+    assert f"```text\n{said}```" in (ROOT / "docs" / "timing.md").read_text()
