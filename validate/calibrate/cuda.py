@@ -21,7 +21,8 @@ from moetier.validate.calibrate.ways import Place, ways, whole
 from moetier.validate.compare.observe import Around, Case, Run
 from moetier.validate.machines.cuda.device import Device, require
 from moetier.validate.machines.cuda.host import DeviceReader, DeviceSlots
-from moetier.validate.machines.cuda.run import CudaResult, CudaRuns, device_kernel
+from moetier.validate.machines.cuda.kernel import refuse_channels
+from moetier.validate.machines.cuda.run import CudaResult, CudaRuns
 from moetier.validate.machines.dense import Dense
 from moetier.validate.machines.direct import aligned
 from moetier.validate.machines.experts import RandomHidden, WholeKernel
@@ -53,21 +54,21 @@ class CudaLanes(LaneSet):
     def __init__(self, pieces: Pieces, device: Device, lanes: int, room: int) -> None:
         """Start *lanes* lanes, with slots for *room* pieces."""
         limit = room * aligned(pieces.nbytes[0])
-        self._slots_there = DeviceSlots(limit, device)
+        self._pool = DeviceSlots(limit, device)
         self._reader = DeviceReader(pieces, device, lanes)
         try:
-            self._slots_there.reserve(pieces.nbytes[0], room)
-            super().__init__(self._reader, lanes, slots=self._slots_there)
+            self._pool.reserve(pieces.nbytes[0], room)
+            super().__init__(self._reader, lanes, slots=self._pool)
         except BaseException:
             self._reader.close()
-            self._slots_there.close()
+            self._pool.close()
             raise
 
     def close(self) -> None:
         """End all threads and streams."""
         super().close()
         self._reader.close()
-        self._slots_there.close()
+        self._pool.close()
 
 
 class CudaDevice(RealDevice):
@@ -105,7 +106,7 @@ class CudaDevice(RealDevice):
         try:
             found = whole(kernel, place)
             for precision in precisions:
-                device_kernel(precision, geometry, weights)
+                refuse_channels(precision)
                 found |= ways(precision, geometry, weights, place)
             self._pinned = device.pinned(pinned_bytes)
             super().__init__(

@@ -59,7 +59,6 @@ class DiskDevice(RealDevice):
         """
         folder = file.path.parent.parent
         self._pace, self._file = pace, file
-        self._overdue = self._served = 0  # bytes
         kernel = WholeKernel(geometry, weights)
         found = whole(kernel)
         for precision in precisions:
@@ -106,15 +105,6 @@ class DiskDevice(RealDevice):
                 )
             found.append(f"each lane held to {rate}; {late:.1%} of the bytes came late")
         return found
-
-    def close(self) -> None:
-        """End the threads that read; calling it twice does nothing."""
-        if self._open is not None:
-            (nbytes, _), lanes = self._open
-            lanes.close()
-            self._overdue += lanes.overdue * nbytes
-            self._served += lanes.served * nbytes
-            self._open = None
 
     def _settle(self) -> None:
         """Return at once: a CPU computes when it is told to."""

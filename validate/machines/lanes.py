@@ -1,4 +1,4 @@
-"""This module moves slices from a file to memory with threads, by the rules of a simulated link.
+"""This module moves slices into fast memory with threads, by the rules of a simulated link.
 
 Each lane is a thread. A transfer that has started is never stopped; demands go ahead of queued
 prefetches; a queued prefetch that is demanded is promoted, ahead of what is fetched with it. What
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Protocol
 
+from moetier.sim.units import format_bytes
 from moetier.validate.closing import Closing
 from moetier.validate.machines.clock import Clock
 from moetier.validate.machines.direct import aligned
@@ -67,14 +68,14 @@ class Asked:
 
 
 class LaneSet(Closing):
-    """Lanes that serve transfers from *file*; use it as a context manager.
+    """Lanes that serve transfers from *reader*; use it as a context manager.
 
     All methods are for one thread, the one that computes.
     """
 
     def __init__(
         self,
-        file: Reader,
+        reader: Reader,
         lanes: int = 1,
         pace: Pace | None = None,
         *,
@@ -84,14 +85,14 @@ class LaneSet(Closing):
     ) -> None:
         """Start *lanes* threads, each held to *pace*; without one they read as fast as they can.
 
-        *slots* default to memory for every slice of the file. *on_landed* hears of every transfer,
-        in the thread that made it and with the lock held, so it must be quick.
+        *slots* default to memory for every slice there is. *on_landed* hears of every transfer, in
+        the thread that made it and with the lock held, so it must be quick.
         """
         self.clock = clock or Clock()
-        self.slots = slots or SlotPool(_room_for(file.nbytes, lanes))
+        self.slots = slots or SlotPool(_room_for(reader.nbytes, lanes))
         self.overdue = 0  # paced transfers whose read alone took longer than the pace allows
         self.served = 0
-        self._file, self._pace, self._on_landed = file, pace, on_landed
+        self._reader, self._pace, self._on_landed = reader, pace, on_landed
         self._demands: deque[Transfer] = deque()
         self._prefetches: OrderedDict[Transfer, None] = OrderedDict()
         self._change = Condition()
@@ -115,7 +116,7 @@ class LaneSet(Closing):
             fetch: Slices to bring now.
             prefetch: Slices to queue behind everything.
         """
-        nbytes = self._file.nbytes
+        nbytes = self._reader.nbytes
         with self._change:
             self._raise()
             at = self.clock.now()
@@ -195,7 +196,7 @@ class LaneSet(Closing):
         try:
             while (t := self._next(lane)) is not None:
                 slot = self.slots.take(t.nbytes)
-                self._file.read(t.slice_id, slot)
+                self._reader.read(t.slice_id, slot)
                 free = self._keep_pace(t, max(t.ready, free))
                 self._land(t, slot)
         except BaseException as error:  # whatever it is, the thread that waits must hear of it
@@ -252,6 +253,24 @@ class LaneSet(Closing):
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def said_of_pace(pace: Pace | None, lane_sets: Iterable[LaneSet]) -> list[str]:
+    """Return what a reader of the figures must know about the *pace* that *lane_sets* were held to.
+
+    That is nothing where there was none.
+    """
+    if pace is None:
+        return []
+    return [
+        f"each lane is held to {format_bytes(pace.rate)}/s after {pace.latency} ns, below what the "
+        "disk gives",
+        *(
+            f"{lanes.overdue} of {lanes.served} transfers took longer than the pace allows"
+            for lanes in lane_sets
+            if lanes.overdue
+        ),
+    ]
 
 
 def _room_for(nbytes: Sequence[int], lanes: int) -> int:

@@ -19,8 +19,9 @@ from moetier.traces.capture.find import MoeLayer
 from moetier.traces.errors import InputError
 from moetier.traces.schema import Header
 from moetier.validate.live_channels import ChannelReaders
-from moetier.validate.machines.live_machine import LiveDisk
-from moetier.validate.machines.live_model import Content, Living, stored_for_run
+from moetier.validate.machines.lanes import said_of_pace
+from moetier.validate.machines.live_machine import LiveMachine
+from moetier.validate.machines.live_model import Living, ModelSlices, stored_for_run
 from moetier.validate.machines.pacing import Pace
 from moetier.validate.machines.slices_file import OnProgress, SlicesFile, write_slices
 from moetier.validate.machines.slots import require_memory
@@ -65,7 +66,7 @@ class LivingOnDisk(Living):
     ) -> Machine:
         """Return the machine of a run: a `MachineFactory`."""
         lanes = self._how.lanes or hierarchy.links[0].lanes
-        machine = LiveDisk(
+        machine = LiveMachine(
             self._file,
             hierarchy,
             layout,
@@ -80,24 +81,14 @@ class LivingOnDisk(Living):
     @property
     def limitations(self) -> list[str]:
         """Return what a reader of the figures must know about how they were made."""
-        pace, index = self._how.pace, self._file.index
-        said = [
+        return [
             "time is measured on this machine, where the model ran; energy is modelled, from the "
             "bytes and the profile",
-            f"{format_bytes(sum(index.nbytes))} of experts were in a file, read by "
+            f"{format_bytes(sum(self._file.nbytes))} of experts were in a file, read by "
             f"{self._file.file.how}; the dense part is the model's own, and includes what the host "
             "program does between batches",
             "experts of padding and of finished requests are read with the clock stopped",
-        ]
-        if pace is not None:
-            said.append(
-                f"each lane is held to {format_bytes(pace.rate)}/s after {pace.latency} ns, below "
-                "what the disk gives"
-            )
-        late = [machine.lanes for machine in self.made if machine.lanes.overdue]
-        return said + [
-            f"{lanes.overdue} of {lanes.served} transfers took longer than the pace allows"
-            for lanes in late
+            *said_of_pace(self._how.pace, [machine.lanes for machine in self.made]),
         ]
 
 
@@ -143,7 +134,7 @@ def on_disk(
         write_slices(
             path,
             layout,
-            Content(layers, stored, layout),
+            ModelSlices(layers, stored, layout),
             geometry=header.geometry,
             weights=stage.weights,
             source="model",

@@ -22,7 +22,7 @@ from moetier.validate.machines.spans import Piece
 from moetier.validate.machines.tier import SlotTier
 
 
-class LiveDisk(SlotTier):
+class LiveMachine(SlotTier):
     """A `Machine` whose compute is a model's, so that a batch has a `begin` and an `end`."""
 
     _open: tuple[LayerPlan, int, Asked, int, int] | None = None
@@ -35,7 +35,8 @@ class LiveDisk(SlotTier):
         """Order what *plan* needs and wait until it is there; time since the last batch is dense.
 
         Raises:
-            InputError: As `DiskMachine.execute` does.
+            InputError: If a copy fails, memory ran out, or the plan wants what this machine cannot
+                do.
         """
         self._settle()
         dropped, start = self._clear(plan), self.now
@@ -71,22 +72,22 @@ class LiveDisk(SlotTier):
         return [tensor for slot in found if (tensor := as_tensor(slot)) is not None]
 
 
-class DiskDriver(Driver):
-    """A `Driver` whose machine is a `LiveDisk`, and whose batches end when the model says so."""
+class RealDriver(Driver):
+    """A `Driver` of a `LiveMachine`, whose batches end when the model says so."""
 
     def decide(self, batch: LayerBatch) -> Choice | None:
         """Plan *batch* and bring what it needs; return what the model shall compute."""
         plan = self._planner.step(batch)
-        self._disk.begin(plan)
+        self._real.begin(plan)
         return self._choice(batch, plan)
 
     @property
-    def _disk(self) -> LiveDisk:
-        assert isinstance(self.machine, LiveDisk)
+    def _real(self) -> LiveMachine:
+        assert isinstance(self.machine, LiveMachine)
         return self.machine
 
     def computed(self) -> None:
         """Note that the experts of a layer are computed."""
-        done = self._disk.end()
+        done = self._real.end()
         if done is not None and self.recording:
             self._recorder.add(*done)

@@ -34,7 +34,7 @@ from moetier.traces.capture.nbytes import stored_dtype
 from moetier.traces.errors import InputError
 from moetier.traces.schema import Header
 from moetier.validate.live_channels import ChannelReaders
-from moetier.validate.machines.live_machine import DiskDriver, LiveDisk
+from moetier.validate.machines.live_machine import LiveMachine, RealDriver
 from moetier.validate.machines.random_weights import Bytes
 from moetier.validate.machines.stored import Place, Stored, routed_parameters, stored_as
 from moetier.validate.numerics.experts import stacked_matrices
@@ -53,9 +53,9 @@ class Living(ABC):
         """Compute *layers* from slices, as *stored* by the policy of *stage*, or *channels*."""
         self._layers, self._stored, self._stage = layers, stored, stage
         self._channels = channels
-        self._driver: DiskDriver | None = None
+        self._driver: RealDriver | None = None
         self._own: dict[int, Tensor] = {}  # by parameter: the weights it had
-        self.made: list[LiveDisk] = []
+        self.made: list[LiveMachine] = []
 
     @abstractmethod
     def machine(
@@ -63,9 +63,9 @@ class Living(ABC):
     ) -> Machine:
         """Return the machine of a run: a `MachineFactory`."""
 
-    def driver(self, *given: Any, **more: Any) -> DiskDriver:
+    def driver(self, *given: Any, **more: Any) -> RealDriver:
         """Return a driver of the model; the arguments are those of `Driver`, less the machine."""
-        self._driver = DiskDriver(*given, machine=self.machine, **more)
+        self._driver = RealDriver(*given, machine=self.machine, **more)
         return self._driver
 
     @property
@@ -205,8 +205,11 @@ def stored_for_run(model: Any, layers: Sequence[MoeLayer], header: Header, stage
     return stored_as(stage.policy.precision, layers, stored_dtype(model, list(layers)))
 
 
-class Content:
-    """The bytes of every slice, for any thread; an expert is taken apart once for all its parts."""
+class ModelSlices:
+    """From a slice of a model to its bytes, for any thread.
+
+    An expert is taken apart once for all its parts.
+    """
 
     def __init__(self, layers: Sequence[MoeLayer], stored: Stored, layout: Layout) -> None:
         """Take the experts of *layers* apart, as they are *stored* in the slices of *layout*."""

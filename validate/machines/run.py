@@ -17,11 +17,11 @@ from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.memory import extent_of
 from moetier.sim.policy.base import Precision
 from moetier.sim.run import MachineFactory, Result, Setting, TraceSource, set_up, simulate
-from moetier.sim.units import format_bytes
 from moetier.sim.warnings import modelled
 from moetier.validate.machines.disk import DiskMachine
 from moetier.validate.machines.experts import Kernel
 from moetier.validate.machines.kernels.of_policy import kernel_of
+from moetier.validate.machines.lanes import said_of_pace
 from moetier.validate.machines.pacing import Pace
 from moetier.validate.machines.random_weights import Bytes
 from moetier.validate.machines.slices_file import (
@@ -56,24 +56,14 @@ class DiskMachines:
     @property
     def limitations(self) -> list[str]:
         """Return what a reader of the figures must know about how they were made."""
-        pace: Pace | None = self._given.get("pace")
         index = self._file.index
-        said = [
+        return [
             "time is measured on this machine; energy is modelled, from the bytes and the profile",
             f"slices are read by {self._file.file.how}, and computed by {self._threads} thread"
             f"{'' if self._threads == 1 else 's'} of torch",
             f"the experts are {index.content} weights in {index.weights}; the dense part is random "
             "weights of its true size, multiplied in few large products",
-        ]
-        if pace is not None:
-            said.append(
-                f"each lane is held to {format_bytes(pace.rate)}/s after {pace.latency} ns, below "
-                "what the disk gives"
-            )
-        slow = [machine.lanes for machine in self.machines if machine.lanes.overdue]
-        return said + [
-            f"{lanes.overdue} of {lanes.served} transfers took longer than the pace allows"
-            for lanes in slow
+            *said_of_pace(self._given.get("pace"), [machine.lanes for machine in self.machines]),
         ]
 
 

@@ -28,7 +28,7 @@ from moetier.validate.evaluate import Evaluation, Loaded, evaluate
 from moetier.validate.evaluate_arms import Extras
 from moetier.validate.machines import live_model
 from moetier.validate.machines.live_disk import OnDisk
-from moetier.validate.machines.live_machine import DiskDriver, LiveDisk
+from moetier.validate.machines.live_machine import LiveMachine, RealDriver
 from moetier.validate.machines.pacing import Pace
 from moetier.validate.machines.slices_file import SlicesFile
 from moetier.validate.machines.slots import Slot
@@ -85,7 +85,7 @@ def run(loaded: Loaded, policy: Any, disk: OnDisk | None, *, size: int = 1, **mo
         setting(policy),
         more.pop("items", None) or held_out_items(1)[: 3 if size > 1 else 2],
         Extras(batch_size=size, long_prompts=1, long_tokens=8),
-        disk=disk,
+        machine=disk,
         predictor=predicted,
         sinks=[blocks.append],
         on_plan=more.pop("on_plan", plans.append),
@@ -333,17 +333,17 @@ def test_too_little_memory_names_the_bytes(tiny: Loaded, tmp_path: Path, monkeyp
 def test_what_a_model_cannot_do_is_refused(tiny: Loaded) -> None:
     items = held_out_items(1)[:1]
     with pytest.raises(InputError, match="a model computes the experts of a layer in one call"):
-        evaluate(tiny, replace(setting("on-demand"), overlap=True), items, disk=OnDisk())
+        evaluate(tiny, replace(setting("on-demand"), overlap=True), items, machine=OnDisk())
     with pytest.raises(
         InputError, match="counts bytes of int8, and the experts are stored in bf16"
     ):
-        evaluate(tiny, replace(setting("on-demand"), weights="int8"), items, disk=OnDisk())
+        evaluate(tiny, replace(setting("on-demand"), weights="int8"), items, machine=OnDisk())
     moved = tiny.model.state_dict()["model.layers.0.mlp.experts.down_proj"]
     kept = moved[3, 0, 0].clone()
     try:
         moved[3, 0, 0] = 0.123456789  # not a bf16
         with pytest.raises(InputError, match=r"weights change when they are stored as torch.bfl"):
-            evaluate(tiny, setting("on-demand"), items, disk=OnDisk())
+            evaluate(tiny, setting("on-demand"), items, machine=OnDisk())
     finally:
         moved[3, 0, 0] = kept
 
@@ -398,7 +398,7 @@ def test_other_families_and_implementations(family: Callable[[], Any], implement
     extras = Extras(batch_size=2, long_prompts=0, max_new_tokens=5)
     for policy in ("on-demand", LOSSY["uniform"], LOSSY["skip"], LOSSY["degraded"]):
         sim, real = (
-            evaluate(loaded, setting(policy, 50), items, extras, disk=disk)
+            evaluate(loaded, setting(policy, 50), items, extras, machine=disk)
             for disk in (None, OnDisk())
         )
 
@@ -443,7 +443,7 @@ def test_a_model_is_asked_for_by_its_config(tmp_path: Path) -> None:
 def test_plans_reach_the_machine_only_once(tiny: Loaded, monkeypatch: Any) -> None:
     """The record of a batch is written when the model has computed it, not before."""
     order: list[str] = []
-    end, decide = LiveDisk.end, DiskDriver.decide
+    end, decide = LiveMachine.end, RealDriver.decide
 
     def noted(name: str, really: Any) -> Any:
         def note(*given: Any) -> Any:
@@ -452,8 +452,8 @@ def test_plans_reach_the_machine_only_once(tiny: Loaded, monkeypatch: Any) -> No
 
         return note
 
-    monkeypatch.setattr(LiveDisk, "end", noted("end", end))
-    monkeypatch.setattr(DiskDriver, "decide", noted("decide", decide))
+    monkeypatch.setattr(LiveMachine, "end", noted("end", end))
+    monkeypatch.setattr(RealDriver, "decide", noted("decide", decide))
     seen = run(tiny, "on-demand", OnDisk(), items=held_out_items(1)[:1])
 
     assert order == ["decide", "end"] * (len(order) // 2)

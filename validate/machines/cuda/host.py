@@ -19,12 +19,11 @@ from moetier.validate.closing import Closing
 from moetier.validate.machines.cuda.device import Device, Stream, require
 from moetier.validate.machines.direct import aligned
 from moetier.validate.machines.random_weights import Bytes
+from moetier.validate.machines.slices_file import OnProgress
 from moetier.validate.machines.slots import Slot, SlotPool
 
 Content = Callable[[int], Bytes]
 """From a slice to its bytes."""
-
-OnProgress = Callable[[int, int], None]  # bytes written, bytes in all
 
 
 class HostSlices(Closing):

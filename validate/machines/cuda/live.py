@@ -24,11 +24,12 @@ from moetier.sim.units import format_bytes
 from moetier.traces.capture.find import MoeLayer
 from moetier.traces.errors import InputError
 from moetier.traces.schema import Header
-from moetier.validate.live_channels import ChannelReaders
 from moetier.validate.machines.cuda.device import Device
-from moetier.validate.machines.cuda.host import DeviceSlots, DeviceStore, HostSlices, OnProgress
-from moetier.validate.machines.live_machine import LiveDisk
-from moetier.validate.machines.live_model import Content, Living, stored_for_run
+from moetier.validate.machines.cuda.host import DeviceSlots, DeviceStore, HostSlices
+from moetier.validate.machines.cuda.kernel import refuse_channels
+from moetier.validate.machines.live_machine import LiveMachine
+from moetier.validate.machines.live_model import Living, ModelSlices, stored_for_run
+from moetier.validate.machines.slices_file import OnProgress
 from moetier.validate.machines.slots import require_memory
 from moetier.validate.machines.stored import Stored, routed_parameters
 from moetier.validate.machines.tier import slots_for
@@ -45,7 +46,7 @@ class OnDevice:
     lanes: int | None = None
 
 
-class LiveCuda(LiveDisk):
+class LiveCuda(LiveMachine):
     """A `Machine` whose compute is that of a model on a device."""
 
     def __init__(
@@ -146,7 +147,6 @@ def on_device(
     stage: Stage,
     how: OnDevice,
     *,
-    channels: ChannelReaders | None = None,
     on_progress: OnProgress | None = None,
 ) -> Iterator[Living]:
     """Pin the experts of *model*, and let it compute from there until the block ends.
@@ -159,7 +159,6 @@ def on_device(
         header: What is known of it.
         stage: The run; its precision says how experts are stored.
         how: Which device, and how it copies.
-        channels: Must be None: what reads channels computes on the CPU.
         on_progress: Told (bytes written, bytes in all).
 
     Raises:
@@ -172,12 +171,7 @@ def on_device(
             where="machine",
             way_out="move the model to the device",
         )
-    if channels is not None:
-        raise InputError(
-            "channels are computed by code for the CPU, and not on a device",
-            where="policy.precision",
-            way_out="use another precision, or `machine: {kind: disk}`",
-        )
+    refuse_channels(stage.policy.precision)
     stored = stored_for_run(model, layers, header, stage)
     # The originals wait aside in memory of the host, beside what is pinned.
     originals = sum(v.nbytes for where in layers for v in routed_parameters(where))
@@ -187,7 +181,7 @@ def on_device(
             HostSlices(
                 how.device,
                 stage.layout,
-                Content(layers, stored, stage.layout),
+                ModelSlices(layers, stored, stage.layout),
                 geometry=header.geometry,
                 weights=stage.weights,
                 source="model",

@@ -19,20 +19,18 @@ from moetier.sim.machine.costs import Costs
 from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.machine.work import DenseWork
 from moetier.sim.memory import extent_of
-from moetier.sim.policy.base import Precision
-from moetier.sim.policy.precision.channels import Channels
 from moetier.sim.run import MachineFactory, Result, Setting, Stage, TraceSource, set_up, simulate
 from moetier.sim.warnings import modelled
-from moetier.traces.errors import InputError
 from moetier.traces.geometry import Geometry
 from moetier.validate.closing import Closing
 from moetier.validate.machines.cuda.device import Device, require
-from moetier.validate.machines.cuda.host import HostSlices, OnProgress
+from moetier.validate.machines.cuda.host import HostSlices
+from moetier.validate.machines.cuda.kernel import device_kernel
 from moetier.validate.machines.cuda.machine import CudaMachine
 from moetier.validate.machines.dense import Dense
 from moetier.validate.machines.experts import Kernel
-from moetier.validate.machines.kernels.of_policy import kernel_of
 from moetier.validate.machines.random_weights import Bytes
+from moetier.validate.machines.slices_file import OnProgress
 from moetier.validate.machines.tier import slots_for
 from moetier.validate.machines.trace_machine import Hidden
 
@@ -189,21 +187,6 @@ def run_on_cuda(
     """Run once, and give all memory back; the arguments are those of `CudaRuns.run`."""
     with CudaRuns(device, lanes=lanes, seed=seed) as runs:
         return runs.run(source, setting, **run)
-
-
-def device_kernel(precision: Precision, geometry: Geometry, weights: str) -> Kernel:
-    """Return what computes experts on a device.
-
-    Raises:
-        InputError: If nothing does.
-    """
-    if isinstance(precision, Channels):
-        raise InputError(
-            "channels are computed by code for the CPU, and not on a device",
-            where="policy.precision",
-            way_out="use `full`, `uniform`, `bit-sliced` or `hobbit`, or the disk machine",
-        )
-    return kernel_of(precision, geometry, weights)
 
 
 def stored_alike(stage: Stage) -> Hashable:

@@ -182,7 +182,7 @@ def test_a_model_says_the_same_with_its_experts_in_pinned_memory(policy: str, gp
         Setting(toy_profile(), policy, {"hbm": Fraction(1, 4)}),
         held_out_items(1)[:3],
         Extras(long_prompts=0),
-        disk=OnDevice(gpu),
+        machine=OnDevice(gpu),
     )
 
     assert found.failure is None

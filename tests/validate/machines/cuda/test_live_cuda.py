@@ -59,7 +59,7 @@ class Run:
             setting,
             held_out_items(1)[:3],
             Extras(batch_size=more.pop("size", 1), long_prompts=0),
-            disk=how,
+            machine=how,
             sinks=[blocks.append],
             on_plan=more.pop("on_plan", self.plans.append),
         )
