@@ -88,7 +88,7 @@ def run_live(
             calibration=_calibration(config, questions),
             progress=progress,
             asking=asking,
-            disk=_real(config, loaded, stack),
+            machine=_machine(config, loaded, stack),
         )
     said = outcome(config, result, fingerprint, digest.hex())
     packages = (*PACKAGES, *(("lm_eval",) if tasks else ()))
@@ -96,7 +96,7 @@ def run_live(
     return said, result.failure
 
 
-def _real(config: RunConfig, loaded: Loaded, stack: ExitStack) -> OnDisk | OnDevice | None:
+def _machine(config: RunConfig, loaded: Loaded, stack: ExitStack) -> OnDisk | OnDevice | None:
     """Return where the experts of *config* live; None where time is simulated.
 
     For a GPU, which *stack* closes, the model is moved there, and back at the end.

@@ -9,7 +9,7 @@ into loops. The plain model does the same, once for all policies, and is compare
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +22,9 @@ from moetier.sim.planner import OnPlan
 from moetier.sim.policy.base import Miss, Precision, Prefetch, Routing
 from moetier.sim.policy.compose import Policy, compose
 from moetier.sim.records import OnColumns
-from moetier.sim.run import Result, Setting, set_up
+from moetier.sim.run import Result, Setting, Stage, set_up
 from moetier.sim.warnings import limitations, modelled, warnings_of
+from moetier.traces.capture.find import MoeLayer
 from moetier.traces.capture.header import build_header
 from moetier.traces.capture.load import load_model
 from moetier.traces.capture.probe import probe
@@ -40,11 +41,12 @@ from moetier.validate.evaluate_arms import Asked, Count, Extras, first_differenc
 from moetier.validate.evaluate_plain import Plain
 from moetier.validate.evaluate_questions import Question, encode, from_items
 from moetier.validate.live import Driver
-from moetier.validate.live_channels import reading_channels
+from moetier.validate.live_channels import ChannelReaders, reading_channels
 from moetier.validate.live_generate import Output
 from moetier.validate.live_precision import computed_at
 from moetier.validate.machines.cuda.live import OnDevice, on_device
 from moetier.validate.machines.live_disk import OnDisk, on_disk
+from moetier.validate.machines.live_model import Living
 
 SMALL_EXPERTS = 1 << 20
 """Below as many weights an expert is computed by one thread: handing out costs more than it saves
@@ -88,7 +90,7 @@ def evaluate(
     calibration: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
     asking: Asking | None = None,
-    disk: OnDisk | OnDevice | None = None,
+    machine: OnDisk | OnDevice | None = None,
 ) -> Evaluation:
     """Run the policy of *setting* inside the model at *checkpoint* while it answers *items*.
 
@@ -108,7 +110,7 @@ def evaluate(
         calibration: Texts, none of them asked about, that thresholds of channels are set on.
         progress: Called with (requests done, requests in all), the plain model's included.
         asking: Makes what is asked, in place of the *items*.
-        disk: Let the experts really live in a file, or in pinned memory beside a device that has
+        machine: Let the experts really live in a file, or in pinned memory beside a device that has
             the model, and measure; without it, time is simulated.
 
     Raises:
@@ -152,13 +154,7 @@ def evaluate(
                     folder=sketch_folder,
                     progress=progress,
                 ) as screen,
-                (
-                    computed_at(seen.layers, stage.policy.precision)
-                    if disk is None
-                    else on_disk(model, seen.layers, header, stage, disk, channels=screen)
-                    if isinstance(disk, OnDisk)
-                    else on_device(model, seen.layers, header, stage, disk, channels=screen)
-                ) as living,
+                _living(model, seen.layers, header, stage, machine, screen) as living,
             ):
                 driver = (Driver if living is None else living.driver)(
                     stage, setting, sinks=sinks, on_plan=on_plan, on_span=on_span,
@@ -233,6 +229,22 @@ def _check_predictor(setting: Setting, predictor: Predictor | None) -> None:
             where="predictor",
             way_out="give a kind, or a checkpoint that `moetier train-predictor` made",
         )
+
+
+def _living(
+    model: Any,
+    layers: Sequence[MoeLayer],
+    header: Header,
+    stage: Stage,
+    machine: OnDisk | OnDevice | None,
+    screen: ChannelReaders | None,
+) -> AbstractContextManager[Living | None]:
+    """Return where the experts of *layers* are for a run; None: where they were."""
+    if machine is None:
+        return computed_at(layers, stage.policy.precision)
+    if isinstance(machine, OnDisk):
+        return on_disk(model, layers, header, stage, machine, channels=screen)
+    return on_device(model, layers, header, stage, machine)
 
 
 def _reads_scores(policy: Policy) -> bool:

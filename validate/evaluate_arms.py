@@ -48,20 +48,6 @@ class Found:
     nll: list[float | None]
 
 
-def _check_lengths(model: Any, requests: list[Request]) -> None:
-    """Raise `InputError` if one of *requests* goes beyond the positions that *model* knows."""
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    lengths = ((len(r.prompt) + r.limit, len(r.prompt), r.limit) for r in requests)
-    longest = max(lengths, default=(0, 0, 0))
-    if most is not None and longest[0] > most:
-        raise InputError(
-            f"a prompt of {longest[1]} tokens and {longest[2]} more are beyond the {most} "
-            "positions of the model",
-            where="evaluate",
-            way_out="ask for fewer tokens, or use shorter prompts",
-        )
-
-
 class Asked:
     """The requests of an evaluation, for both arms."""
 
@@ -229,6 +215,20 @@ def first_difference(a: Found, b: Found) -> str | None:
             if x.digest != y.digest:
                 return f"the logits of {what} {number} are not bit for bit the plain model's"
     return None
+
+
+def _check_lengths(model: Any, requests: list[Request]) -> None:
+    """Raise `InputError` if one of *requests* goes beyond the positions that *model* knows."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    lengths = ((len(r.prompt) + r.limit, len(r.prompt), r.limit) for r in requests)
+    longest = max(lengths, default=(0, 0, 0))
+    if most is not None and longest[0] > most:
+        raise InputError(
+            f"a prompt of {longest[1]} tokens and {longest[2]} more are beyond the {most} "
+            "positions of the model",
+            where="evaluate",
+            way_out="ask for fewer tokens, or use shorter prompts",
+        )
 
 
 def _difference(a: Sequence[float], b: Sequence[float]) -> dict[str, Any] | None:
