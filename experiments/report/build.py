@@ -17,7 +17,7 @@ from moetier.experiments.report.measured import measured, remarks, summary
 from moetier.experiments.report.page import render
 from moetier.experiments.report.payload import pack
 from moetier.experiments.report.provenance import facts, hardware_sources, keys_of
-from moetier.experiments.report.remarks import limitations_of, warnings_of
+from moetier.experiments.report.remarks import limitations_of, measured_or_modelled, warnings_of
 from moetier.experiments.report.static import FIGURES, draw_static
 from moetier.experiments.report.timelines import timeline
 from moetier.experiments.store import write_text
@@ -191,6 +191,7 @@ def _context(sections: Sections) -> dict[str, Any]:
         "warnings": warnings,
         "whole_warnings": whole,
         "limitations": limitations_of(folder),
+        "modelled": measured_or_modelled(folder),
         "facts": facts(folder),
         "keys": keys_of(folder) if folder.entries and folder.kind != "simulate" else "",
         "hardware": hardware_sources(folder),

@@ -153,7 +153,11 @@ def _gathered(path: Path, notes: list[str]) -> list[Entry]:
         ) from None
     names = [str(name) for name in table.columns]
     if not {"status", "key"} <= set(names):
-        raise InputError("is no table of a sweep's results", where=path / RESULTS)
+        raise InputError(
+            "is no table of a sweep's results",
+            where=path / RESULTS,
+            way_out="run `moetier sweep` again",
+        )
     chosen = names[: names.index("status")]
     measured = [name for name in names[len(chosen) :] if name not in _ASIDE]
     store, entries, lost = Store(path), [], 0
@@ -264,7 +268,9 @@ def _json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be read: {error}", where=file, way_out="write it again") from None
     if not isinstance(found, dict):
-        raise InputError(f"expected a mapping, got {type(found).__name__}", where=file)
+        raise InputError(
+            f"expected a mapping, got {type(found).__name__}", where=file, way_out="write it again"
+        )
     return found
 
 
@@ -272,7 +278,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read: {error}", where=file) from None
+        raise InputError(f"cannot be read: {error}", where=file, way_out="write it again") from None
 
 
 def _mapping(file: Path) -> dict[str, Any]:
@@ -282,5 +288,5 @@ def _mapping(file: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(_text(file))
     except yaml.YAMLError as error:
-        raise InputError(f"is no YAML: {error}", where=file) from None
+        raise InputError(f"is no YAML: {error}", where=file, way_out="write it again") from None
     return found if isinstance(found, dict) else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -95,18 +96,11 @@ def yaml_blocks(entry: Entry) -> list[str]:
     return [_block(json.dumps({key: value})) for key, value in shown.items()]
 
 
-_BLOCKS: dict[str, str] = {}
-
-
+@lru_cache(maxsize=1 << 16)
 def _block(content: str) -> str:
     """Return the YAML of the JSON *content*; ten thousand points have few different blocks."""
-    if content not in _BLOCKS:
-        if len(_BLOCKS) > 1 << 16:
-            _BLOCKS.clear()
-        _BLOCKS[content] = yaml.safe_dump(
-            json.loads(content), sort_keys=False, allow_unicode=True, width=100
-        )
-    return _BLOCKS[content]
+    text: str = yaml.safe_dump(json.loads(content), sort_keys=False, allow_unicode=True, width=100)
+    return text
 
 
 def _metric(name: str, entries: Sequence[Entry], is_axis: bool) -> dict[str, Any]:

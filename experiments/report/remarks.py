@@ -1,4 +1,4 @@
-"""This module gathers warnings and assumptions, and how many points say so."""
+"""This module gathers what points say of themselves: warnings, assumptions, what was measured."""
 
 from __future__ import annotations
 
@@ -61,6 +61,26 @@ def limitations_of(folder: Folder) -> list[Remark]:
         told = _texts(folder.validation, "known_limitations")
         remarks += [Remark(one.text, 0, one.variants) for one in grouped([told])]
     return remarks
+
+
+def measured_or_modelled(folder: Folder) -> str:
+    """Return in a sentence whether the points' times were measured; empty for a validation."""
+    if folder.kind == "validate":
+        return ""
+    real = sum(_on_real_machine(entry.outcome) for entry in folder.entries)
+    if not real:
+        return "Times and energy are modelled."
+    if real == len(folder.entries):
+        return "Times are measured, energy is modelled."
+    return (
+        f"Times are measured for {real} of {len(folder.entries)} points and modelled for the "
+        "others; energy is modelled."
+    )
+
+
+def _on_real_machine(outcome: Mapping[str, Any]) -> bool:
+    machine = (outcome.get("config") or {}).get("machine") or {}
+    return bool(machine.get("kind", "simulated") != "simulated")
 
 
 def _texts(found: Mapping[str, Any], key: str) -> list[str]:

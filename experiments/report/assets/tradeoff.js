@@ -39,9 +39,9 @@ function drawTradeoff(place) {
   const known = ALL.filter((i) => isDone(i) && drawn(x, i) !== null && drawn(y, i) !== null);
   const onFront = new Set(view.front);
   const visible = known.filter((i) => !view.hidden.has(seriesOf(i)));
-  const points = sampled(visible, view.front.filter((i) => !view.hidden.has(seriesOf(i))));
-  const traces = [];
   const edge = view.front.filter((i) => !view.hidden.has(seriesOf(i)));
+  const points = sampled(visible, edge);
+  const traces = [];
   if (edge.length > 1) {
     traces.push({
       type: "scatter", mode: "lines", hoverinfo: "skip", x: edge.map((i) => drawn(x, i)), y: edge.map((i) => drawn(y, i)),

@@ -125,14 +125,6 @@ def test_file_names_are_safe_in_a_shell() -> None:
     assert payload._file(replace(folder, name="../..")) == "point"
 
 
-def test_blocks_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = {str(n): "" for n in range((1 << 16) + 1)}
-    monkeypatch.setattr(payload, "_BLOCKS", full)
-
-    assert payload._block('{"a": 1}') == "a: 1\n"
-    assert len(full) == 1
-
-
 def test_figures_have_eight_digits_and_integers_all() -> None:
     assert short(1.23456789012) == 1.2345679
     assert short(12345678901234) == 12345678901234

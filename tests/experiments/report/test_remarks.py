@@ -11,7 +11,13 @@ from typing import Any
 
 from moetier.experiments.report.folder import Entry, Folder, read_folder
 from moetier.experiments.report.provenance import facts, hardware_sources, keys_of
-from moetier.experiments.report.remarks import Remark, grouped, limitations_of, warnings_of
+from moetier.experiments.report.remarks import (
+    Remark,
+    grouped,
+    limitations_of,
+    measured_or_modelled,
+    warnings_of,
+)
 
 MakeEntry = Callable[..., Entry]
 
@@ -63,6 +69,20 @@ def test_every_point_of_a_sweep_says_what_it_assumed(finished: Path) -> None:
     found = limitations_of(read_folder(finished))
 
     assert any(one.points == 6 and "modelled, not measured" in one.text for one in found)
+
+
+def test_a_point_on_a_real_machine_is_not_called_modelled(
+    make_entry: MakeEntry, validated: Path
+) -> None:
+    real, plain, simulated = (
+        make_entry(outcome={"config": {"machine": machine}})
+        for machine in ({"kind": "disk"}, None, {"kind": "simulated"})
+    )
+
+    assert measured_or_modelled(folder_of(plain, simulated)) == "Times and energy are modelled."
+    assert measured_or_modelled(folder_of(real)) == "Times are measured, energy is modelled."
+    assert "measured for 1 of 2 points" in measured_or_modelled(folder_of(real, plain))
+    assert measured_or_modelled(read_folder(validated)) == ""
 
 
 def test_the_facts_identify_the_results(finished: Path) -> None:
