@@ -22,6 +22,7 @@ from moetier.validate.machines.cuda.torch_cuda import open_cuda
 from moetier.validate.machines.slots import free_memory
 
 if TYPE_CHECKING:
+    from moetier.sim.policy.base import Precision
     from moetier.validate.compare.observe import Case
     from moetier.validate.machines.cuda.device import Device
     from moetier.validate.machines.pacing import Pace
@@ -94,7 +95,7 @@ class Disk:
         """Write a file of slices for every layout that the cases need."""
         with bar("pack") as progress:
             for case in cases:
-                key = stored_as(case, self.tiers[0])
+                key = self._key(case)
                 if key not in self._files:
                     self._files[key] = self._folder / f"{len(self._files)}.slices"
                     disk.pack_synthetic(
@@ -106,12 +107,15 @@ class Disk:
         return disk.run_on_disk(
             case.source,
             case.setting,
-            self._files[stored_as(case, self.tiers[0])],
+            self._files[self._key(case)],
             around=around,
             popularity=case.popularity,
             **self.calibration,
             **observers,
         )
+
+    def _key(self, case: Case) -> str:
+        return layout_key(compose(case.setting.policy, self.tiers[:1]).precision)
 
 
 class Cuda:
@@ -206,9 +210,8 @@ def _device(given: Device | None) -> Iterator[Device]:
         found.close()
 
 
-def stored_as(case: Case, tier: str) -> str:
-    """Return a name for how the slices of *case* are laid out, which cases may share."""
-    precision = compose(case.setting.policy, (tier,)).precision
+def layout_key(precision: Precision) -> str:
+    """Return a key that policies share whose *precision* lays slices out alike."""
     return json.dumps([precision.kernel, {k: str(v) for k, v in vars(precision).items()}])
 
 

@@ -1,8 +1,7 @@
-"""This module holds a simulation against real runs: what to run and tolerate, and what came out."""
+"""This module holds a simulation against real runs, and says whether it was close enough."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,25 +9,24 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from moetier.experiments.config import check_run, load_hardware, policy_label, read_mapping
+from moetier.experiments.config import check_run, load_hardware, policy_label
 from moetier.experiments.files import inside
 from moetier.experiments.runs import popularity_of, setting_of
 from moetier.experiments.sources import open_source
 from moetier.experiments.timeline import TimelineWriter
-from moetier.experiments.verdict import Tolerances, Validation, unnoticed
+from moetier.experiments.validation_config import RAW, ValidateConfig
+from moetier.experiments.verdict import Validation, unnoticed
 from moetier.sim.hardware import Profile
+from moetier.sim.policy.base import Precision
 from moetier.sim.policy.compose import compose
 from moetier.sim.run import simulate
 from moetier.sim.units import parse_rate, parse_time
-from moetier.sim.yaml_input import check
 from moetier.traces.errors import InputError
 
 if TYPE_CHECKING:
-    from moetier.experiments.real_machines import RealMachine
+    from moetier.experiments.real_machines import Open, RealMachine
     from moetier.sim.machine.base import Span
     from moetier.validate.compare.grid import Point
     from moetier.validate.compare.observe import Case, Run
@@ -38,36 +36,8 @@ if TYPE_CHECKING:
 CALIBRATE = "calibrate"
 """As hardware: measure this machine just before."""
 
-RAW = "raw"
-Progress = Callable[[int, int], None]
-Open = Callable[[str], Any]  # a progress bar, by its title
 Believe = Callable[[Profile], Profile]
-
-
-class ValidateConfig(BaseModel):
-    """A grid of *policies* and capacities on a real machine, of which *base* is a run's config."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str  # of the folder under out/
-    base: dict[str, Any]  # a run without policy and capacity
-    policies: list[str | dict[str, Any]] = Field(min_length=1)  # to compare
-    capacity: dict[str, list[str]] = Field(min_length=1, max_length=1)  # one tier: its capacities
-    machine: Literal["disk", "cuda"] = "disk"  # that performs the runs
-    lanes: int = Field(default=2, ge=1)  # threads that read, or streams that copy
-    pace: str = RAW  # of each lane, such as "100 MB/s"
-    latency: str = "0 ns"  # of each transfer that is held to the pace
-    threads: int = Field(default=1, ge=1)  # that compute
-    folder: str | None = None  # where the expert file lies; default: a temporary one
-    calibrate_seconds: float = Field(default=60, gt=0)  # if the hardware is `calibrate`
-    repeats: int = Field(default=3, ge=1)  # of each point, interleaved
-    seed: int = 0  # of weights and random parts
-    tolerances: Tolerances = Tolerances()  # that decide the exit status
-
-
-def load_validation(path: str | Path, overrides: list[str] | None = None) -> ValidateConfig:
-    """Return the validation that the YAML file *path* describes."""
-    return check(ValidateConfig, read_mapping(path, overrides), str(path))
+"""From the profile of a machine to what the simulation takes it for."""
 
 
 def validate(
@@ -181,16 +151,19 @@ def _would_notice(
     usual = set(wanted.missed(summarise(points)))
     for name, spoil in WRONG.items():
         profile = believe(cases[0].setting.profile)
-        wrong = spoil(profile)
-        if wrong == profile:
+        if spoil(profile) == profile:
             continue
-        run = _simulated(lambda _, wrong=wrong: wrong)  # type: ignore[misc]
+        run = _simulated(_one_after(believe, spoil))
         others = [
             replace(point, tpot_sim_ms=observe(run, case).result.metrics["tpot_ms"])
             for case, point in zip(cases, points, strict=True)
         ]
         found[name] = bool(set(wanted.missed(summarise(others))) - usual)
     return found
+
+
+def _one_after(first: Believe, second: Believe) -> Believe:
+    return lambda profile: second(first(profile))
 
 
 def _draw(path: Path, name: str, case: Case, simulated: Run, measured: Run) -> None:
@@ -265,13 +238,12 @@ def _calibrate(
     config: ValidateConfig, case: Case, out: Path, folder: Path, machine: RealMachine, bar: Open
 ) -> Path:
     """Measure the machine for the model of *case* and all policies; return where its profile is."""
+    from moetier.experiments.real_machines import layout_key
     from moetier.validate.calibrate.run import calibrate
 
     header = case.source.header
     precisions = [compose(policy, machine.tiers[:1]).precision for policy in config.policies]
-    by_way = {
-        json.dumps([p.kernel, vars(p)], default=str): p for p in precisions if p.kernel != "whole"
-    }
+    by_layout = {layout_key(p): p for p in precisions if p.kernel != Precision.kernel}
     with bar("calibrate") as progress:
         calibrate(
             config.machine,
@@ -281,7 +253,7 @@ def _calibrate(
             folder,
             seconds=config.calibrate_seconds,
             on_progress=progress,
-            precisions=list(by_way.values()),
+            precisions=list(by_layout.values()),
             **machine.calibration,
         )
     return out / "profile.yaml"

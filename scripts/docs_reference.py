@@ -29,7 +29,7 @@ from moetier.experiments.cli import app
 from moetier.experiments.config import RunConfig
 from moetier.experiments.search_config import SearchConfig
 from moetier.experiments.sweep import SweepConfig
-from moetier.experiments.validation import ValidateConfig
+from moetier.experiments.validation_config import ValidateConfig
 from moetier.sim.hardware import Profile
 from moetier.traces.geometry import Geometry
 from moetier.traces.schema import Header, Predictor, Provenance, arrow_schema

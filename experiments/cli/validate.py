@@ -35,8 +35,8 @@ def validate(
     from moetier.experiments.cli.progress import bar
     from moetier.experiments.store import dump_json, new_folder, write_text
     from moetier.experiments.sweep import OUT
-    from moetier.experiments.validation import load_validation
     from moetier.experiments.validation import validate as compare
+    from moetier.experiments.validation_config import load_validation
 
     loaded = load_validation(config, set_)
     folder = out if out is not None else Path(OUT) / loaded.name

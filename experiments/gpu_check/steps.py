@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -76,30 +77,19 @@ def open_device(check: Check) -> Iterator[Device]:
 
 def tests(check: Check) -> dict[str, Any]:
     """Run the tests marked `gpu`; return their last line."""
-    import os
-
     environment = dict(os.environ)
     if check.dry:
         environment["MOETIER_GPU_CHECK"] = "dry"
     done = subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "gpu",
-            "-rs",
-            "-W",
-            "default",
-            "-p",
-            "no:cacheprovider",
-            TESTS,
+            sys.executable, "-m", "pytest", "-m", "gpu", "-rs", "-W", "default",
+            "-p", "no:cacheprovider", TESTS,
         ],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
-    )
+    )  # fmt: skip
     sys.stdout.write(done.stdout + done.stderr)
     lines = done.stdout.strip().splitlines()
     summary = lines[-1].strip("= ") if lines else "no output"
@@ -132,8 +122,8 @@ def calibrate(check: Check) -> dict[str, Any]:
 
 def validate(check: Check) -> dict[str, Any]:
     """Hold simulations against runs; return the errors."""
-    from moetier.experiments.validation import load_validation
     from moetier.experiments.validation import validate as compare
+    from moetier.experiments.validation_config import load_validation
 
     given = list(TINY) if check.dry else []
     if check.profile.exists():

@@ -21,7 +21,7 @@ from moetier.experiments.cli import app
 from moetier.experiments.config import RunConfig, load_run
 from moetier.experiments.search_config import SearchConfig, load_search
 from moetier.experiments.sweep import SweepConfig, load_sweep
-from moetier.experiments.validation import ValidateConfig, load_validation
+from moetier.experiments.validation_config import ValidateConfig, load_validation
 from moetier.sim.hardware import Compute, Profile
 from moetier.sim.policy.compose import compose
 from moetier.sim.warnings import limitations, modelled

@@ -17,7 +17,7 @@ from moetier.experiments.search import run_search
 from moetier.experiments.search_config import load_search
 from moetier.experiments.studies.locality import localities
 from moetier.experiments.sweep import check_plots, load_sweep, points_of, run_sweep
-from moetier.experiments.validation import load_validation
+from moetier.experiments.validation_config import load_validation
 from moetier.traces.errors import InputError
 
 ROOT = Path(str(files("moetier.experiments")))

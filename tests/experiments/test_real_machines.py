@@ -14,9 +14,10 @@ import pytest
 pytest.importorskip("torch", reason="real machines need the extra 'models'")
 
 from moetier.experiments.config import check_run
-from moetier.experiments.real_machines import open_machine, stored_as
+from moetier.experiments.real_machines import layout_key, open_machine
 from moetier.experiments.runs import setting_of
 from moetier.experiments.sources import open_source
+from moetier.sim.policy.compose import compose
 from moetier.sim.run import simulate
 from moetier.traces.errors import InputError
 from moetier.validate.calibrate.cuda import PINNED_BYTES
@@ -83,7 +84,9 @@ def test_slices_are_stored_once_for_each_way(kind: str, tmp_path: Path) -> None:
     with opened(kind, tmp_path) as machine:
         chosen = cases(machine.tiers, {"eviction": "lru"}, {"eviction": "lfu"}, BITS)
         machine.prepare(chosen, no_bar)
-        keys = {stored_as(case, machine.tiers[0]) for case in chosen}
+        keys = {
+            layout_key(compose(case.setting.policy, machine.tiers[:1]).precision) for case in chosen
+        }
         files = list(tmp_path.iterdir())
         pinned = len(machine._runs._hosts) if kind == "cuda" else len(files)
 

@@ -19,7 +19,8 @@ from moetier.experiments.cli import app
 from moetier.experiments.config import load_hardware
 from moetier.experiments.files import find_file
 from moetier.experiments.timeline import TimelineWriter
-from moetier.experiments.validation import load_validation, validate
+from moetier.experiments.validation import validate
+from moetier.experiments.validation_config import load_validation
 from moetier.experiments.verdict import Validation
 from moetier.sim.run import simulate
 from moetier.traces.errors import InputError

@@ -13,11 +13,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="validation needs the extra 'models'")
 
 from moetier.experiments.files import find_file  # noqa: E402
-from moetier.experiments.validation import (  # noqa: E402
-    ValidateConfig,
-    load_validation,
-    validate,
-)
+from moetier.experiments.validation import validate  # noqa: E402
+from moetier.experiments.validation_config import ValidateConfig, load_validation  # noqa: E402
 from moetier.experiments.verdict import Validation  # noqa: E402
 from moetier.traces.errors import InputError  # noqa: E402
 from moetier.validate.calibrate.cuda import PINNED_BYTES  # noqa: E402
