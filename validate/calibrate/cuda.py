@@ -55,19 +55,19 @@ class CudaLanes(LaneSet):
         """Start *lanes* lanes, with slots for *room* pieces."""
         limit = room * aligned(pieces.nbytes[0])
         self._pool = DeviceSlots(limit, device)
-        self._reader = DeviceReader(pieces, device, lanes)
+        self._copier = DeviceReader(pieces, device, lanes)
         try:
             self._pool.reserve(pieces.nbytes[0], room)
-            super().__init__(self._reader, lanes, slots=self._pool)
+            super().__init__(self._copier, lanes, slots=self._pool)
         except BaseException:
-            self._reader.close()
+            self._copier.close()
             self._pool.close()
             raise
 
     def close(self) -> None:
         """End all threads and streams."""
         super().close()
-        self._reader.close()
+        self._copier.close()
         self._pool.close()
 
 
