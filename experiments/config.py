@@ -66,6 +66,8 @@ def _known_format(value: object) -> object:
     return value
 
 
+Weights = Annotated[str | None, BeforeValidator(_known_format)]
+
 Capacity = Annotated[
     int | Fraction,
     BeforeValidator(parse_capacity),
@@ -88,9 +90,7 @@ class SyntheticConfig(_Block):
     requests: int = Field(default=1, ge=1, le=10_000)  # that run in lockstep
     skew: float = Field(default=1.0, ge=0, le=10, allow_inf_nan=False)  # exponent of Zipf's law
     reuse: float = Field(default=0.3, ge=0, le=1)  # chance to keep an expert
-    layer_correlation: float = Field(
-        default=0.0, ge=0, le=1
-    )  # share of noise that layers have in common
+    layer_correlation: float = Field(default=0.0, ge=0, le=1)  # share of noise common to layers
     seed: int = Field(default=0, ge=0)  # of the draws
 
 
@@ -142,12 +142,8 @@ class RunConfig(_Block):
     live: str | None = None  # a model that runs: moe-tiny, a folder, or an id on the hub
     model: str | None = None  # a published geometry, for what the trace does not know
     hardware: str  # `moetier list hardware`, or the path of a YAML
-    weights: Annotated[str | None, BeforeValidator(_known_format)] = (
-        None  # `bf16`, `q4_k_m`, ...; null: as recorded
-    )
-    capacity: dict[str, Capacity] = Field(
-        default_factory=dict
-    )  # tier: a size, or a share of all experts' bytes
+    weights: Weights = None  # `bf16`, `q4_k_m`, ...; null: as recorded
+    capacity: dict[str, Capacity] = {}  # by tier: a size, or a share of all experts' bytes
     policy: str | dict[str, Any] = "on-demand"  # a preset, or a mapping of parts
     tiers: list[str] | None = None  # which of the machine's, fastest first; null: all
     exclusive: bool = False  # does a slice leave the tier that it is copied from?

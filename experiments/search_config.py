@@ -33,16 +33,17 @@ _WAYS: dict[str, Direction] = {
 
 
 class SearchConfig(BaseModel):
-    """A search: a base config, what may be chosen in it, and what makes a choice good."""
+    """A search: a base config, what may be chosen in it, and what makes a choice good.
+
+    *objectives* are metrics, in a list, or each with `minimise` or `maximise`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")  # it names a folder
     base: dict[str, Any]  # a run, or most of one
     space: dict[str, Any] | None = None  # null: every part of every seam
-    objectives: dict[str, str | None] | list[str] = Field(
-        min_length=1
-    )  # metrics, each `minimise` or `maximise`
+    objectives: dict[str, str | None] | list[str] = Field(min_length=1)
     constraints: dict[str, str] = Field(default_factory=dict)  # metric: a limit, such as ">= 0.99"
     trials: int = Field(default=100, ge=1, le=100_000)  # that are tried in all
     seed: int = Field(default=0, ge=0)  # of the draws

@@ -117,8 +117,8 @@ def trace_page() -> str:
         "|---|---|---|",
     ]
     for field in arrow_schema(header):
-        width = {"experts": "top-k", "weights": "top-k", "recorded": "top-k"}
-        wide = f"list of {width.get(field.name, 'E')} " if field.type.num_fields else ""
+        width = "top-k" if field.name in ("experts", "weights", "recorded") else "E"
+        wide = f"list of {width} " if field.type.num_fields else ""
         kind = field.type.value_type if wide else field.type
         lines.append(f"| `{field.name}` | {wide}{kind} | {COLUMNS[field.name]} |")
     lines += ["", "E is the number of experts.", "", "## Header", ""]
@@ -170,10 +170,8 @@ def cli_page() -> str:
     lines = [
         "# Command line",
         "",
-        "Every command ends with status 0, with 1 where something was measured",
-    ]
-    lines += [
-        "and missed, and with 2 for bad input, saying which file, key and value, and the way out."
+        "Every command ends with status 0, with 1 where something was measured and missed, and "
+        "with 2 for bad input, saying which file, key and value, and the way out.",
     ]
     for path, command in sorted(_commands("moetier", typer.main.get_command(app))):
         usage = " ".join([path, *(f"{p.name.upper()}" for p in command.params if _is_argument(p))])
@@ -238,12 +236,8 @@ def _kind(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "block"
     words = {
-        "str": "text",
-        "int": "number",
-        "float": "number",
-        "bool": "true or false",
-        "Path": "path",
-    }
+        "str": "text", "int": "number", "float": "number", "bool": "true or false", "Path": "path",
+    }  # fmt: skip
     name = getattr(annotation, "__name__", str(annotation))
     return words.get(name, UNIT)
 

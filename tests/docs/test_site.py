@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from moetier.experiments.config import RunConfig
 from moetier.traces.schema import Header
@@ -188,6 +188,6 @@ class Example(BaseModel):
 
     plain: int = 0  # of no use
     bare: int = 0
-    long: dict[str, int] = dict(  # noqa: C408
-        a=1,
+    long: dict[str, int] = Field(
+        default_factory=dict,
     )  # after the bracket
