@@ -1,4 +1,4 @@
-"""This module predicts that the next layer uses the experts with the numbers that this one used."""
+"""This module predicts that the next layer uses the experts with the ids that this one used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moetier.traces.schema import ScoreKind
 
 @register("stay")
 class Stay(BatchPredictor):
-    """The next layers' experts by how often this batch used those of the same number."""
+    """The next layers' experts by how often this batch used those of the same id."""
 
     needs = "past"
 
