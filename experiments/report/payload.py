@@ -11,6 +11,7 @@ import yaml
 
 from moetier.experiments.report.columns import about, default_axes, metric_names, numeric
 from moetier.experiments.report.folder import Entry, Folder
+from moetier.experiments.report.palette import COLORS, SYMBOLS
 
 MAX_HUES = 14
 """Values of a column that points can still be told apart by."""
@@ -66,6 +67,8 @@ def pack(folder: Folder) -> dict[str, Any]:
             for entry in entries
         ],
         "warning_texts": warnings.all,
+        "colors": COLORS,
+        "symbols": SYMBOLS,
         "recommended": _recommended(folder),
         "file": _file(folder),
     }

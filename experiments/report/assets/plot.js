@@ -1,7 +1,6 @@
 // What all figures share: size, margins, colours by series, and how they follow the page's width.
 
-const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"];
-const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star"];
+const { colors: COLORS, symbols: SYMBOLS } = DATA;
 const SHAPES = {
   circle: "M7 2a5 5 0 1 0 .01 0z", square: "M2 2h10v10H2z", "triangle-up": "M7 1l6 11H1z",
   diamond: "M7 1l6 6-6 6-6-6z", "triangle-down": "M7 13L1 2h12z",
