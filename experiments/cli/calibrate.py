@@ -21,7 +21,9 @@ def calibrate(
     folder: Annotated[
         Path, typer.Option(help="Where the expert file of later runs lies.")
     ] = Path(),
-    lanes: Annotated[int, typer.Option(min=1, help="Threads that read at once.")] = 4,
+    lanes: Annotated[
+        int, typer.Option(min=1, help="Threads that read, or streams that copy, at once.")
+    ] = 4,
     pace: Annotated[
         str | None, typer.Option(help='Hold each lane to a rate, such as "100 MB/s".')
     ] = None,

@@ -42,6 +42,7 @@ GUESSING = {
     "prefetch": {"kind": "predicted", "depth": 1},
     "eviction": "double-buffer",
 }
+PACE_NS = Pace(100_000_000, 50_000).ns(12_288)  # of an expert, as the fixture's devices copy it
 POLICIES: list[Any] = [
     "on-demand",
     {"eviction": "lfu"},
@@ -129,9 +130,6 @@ def test_records_and_spans_keep_the_rules_of_time(
     assert sum(s.info["bytes"] for s in carried) == moved  # type: ignore[misc]
     for s in carried:
         assert s.end - s.start >= 0.9 * PACE_NS  # a copy takes what the stream is held to
-
-
-PACE_NS = Pace(100_000_000, 50_000).ns(12_288)
 
 
 def test_prefetches_are_copied_while_experts_are_computed(
