@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, Protocol
@@ -194,20 +194,9 @@ def open_machine(
         yield Disk(folder, lanes=lanes, pace=pace, threads=threads)
         return
     refuse_pace(pace)
-    with _device(device) as found, CudaRuns(found, lanes=lanes) as runs:
+    own = closing(open_cuda()) if device is None else nullcontext(device)
+    with own as found, CudaRuns(found, lanes=lanes) as runs:
         yield Cuda(found, runs, lanes)
-
-
-@contextmanager
-def _device(given: Device | None) -> Iterator[Device]:
-    if given is not None:
-        yield given
-        return
-    found = open_cuda()
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 def layout_key(precision: Precision) -> str:

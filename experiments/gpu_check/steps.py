@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,9 +50,8 @@ class Check:
         return "moe-small" if self.dry else "qwen3-30b-a3b"
 
 
-@contextmanager
-def open_device(check: Check) -> Iterator[Device]:
-    """Yield the device of *check*: the GPU, or the fake one of a dry run."""
+def open_device(check: Check) -> AbstractContextManager[Device]:
+    """Return the device of *check*, closed at the end: the GPU, or the fake one of a dry run."""
     from moetier.validate.machines.cuda.fake import FakeDevice
     from moetier.validate.machines.cuda.torch_cuda import open_cuda
     from moetier.validate.machines.pacing import Pace
@@ -69,10 +68,7 @@ def open_device(check: Check) -> Iterator[Device]:
         )
     else:
         device = open_cuda()
-    try:
-        yield device
-    finally:
-        device.close()
+    return closing(device)
 
 
 def tests(check: Check) -> dict[str, Any]:

@@ -37,11 +37,11 @@ UNKNOWN = "-"
 """What a table has where nothing is known, as in the tables of the command line."""
 
 
-def number(value: Any, digits: int = 4) -> str:
-    """Return *value* for a table; what is not known is a dash."""
+def number(value: Any) -> str:
+    """Return *value* for a table, to four digits at least; what is not known is a dash."""
     if value is None:
         return UNKNOWN
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def percent(value: float | None, digits: int = 1) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from time import perf_counter_ns
 from typing import Any
 
@@ -23,6 +23,7 @@ from moetier.validate.machines.cuda.device import Device, require
 from moetier.validate.machines.cuda.host import DeviceReader, DeviceSlots
 from moetier.validate.machines.cuda.kernel import refuse_channels
 from moetier.validate.machines.cuda.run import CudaResult, CudaRuns
+from moetier.validate.machines.cuda.torch_cuda import open_cuda
 from moetier.validate.machines.dense import Dense
 from moetier.validate.machines.direct import aligned
 from moetier.validate.machines.experts import RandomHidden, WholeKernel
@@ -225,13 +226,10 @@ def cuda_device(
     Raises:
         InputError: If there is no GPU, memory does not suffice, or a *pace* is asked for.
     """
-    from moetier.validate.machines.cuda.torch_cuda import open_cuda
-
     refuse_pace(pace)
     with ExitStack() as stack:
         if device is None:
-            device = open_cuda()
-            stack.callback(device.close)
+            device = stack.enter_context(closing(open_cuda()))
         found = CudaDevice(
             geometry,
             weights,

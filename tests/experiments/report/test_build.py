@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -458,7 +459,7 @@ def test_a_figure_that_cannot_be_drawn_is_no_failure(validated: Path) -> None:
 def test_without_matplotlib_the_page_is_written_all_the_same(
     sweep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     written = write_report(sweep, timelines=0)
 

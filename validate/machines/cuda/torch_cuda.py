@@ -172,9 +172,9 @@ class _Stream:
             self._idle.append(self._stream)
 
 
-def open_cuda(index: int = 0) -> Device:
-    """Return CUDA device *index*; raises as `TorchCuda` does."""
-    return TorchCuda(index)
+def open_cuda() -> Device:
+    """Return the first CUDA device; raises as `TorchCuda` does."""
+    return TorchCuda()
 
 
 def require_cuda(index: int = 0) -> None:
