@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +24,9 @@ from moetier.traces.capture.find import MoeLayer
 from moetier.traces.errors import InputError
 from moetier.traces.schema import Header
 from moetier.validate.machines.cuda.device import Device
-from moetier.validate.machines.cuda.host import DeviceSlots, DeviceStore, HostSlices
+from moetier.validate.machines.cuda.host import HostSlices
 from moetier.validate.machines.cuda.kernel import refuse_channels
+from moetier.validate.machines.cuda.tier import DeviceTier
 from moetier.validate.machines.live_machine import LiveMachine
 from moetier.validate.machines.live_model import Living, ModelSlices, stored_for_run
 from moetier.validate.machines.slices_file import OnProgress
@@ -46,42 +46,8 @@ class OnDevice:
     lanes: int | None = None
 
 
-class LiveCuda(LiveMachine):
-    """A `Machine` whose compute is that of a model on a device."""
-
-    def __init__(
-        self,
-        host: HostSlices,
-        device: Device,
-        hierarchy: Hierarchy,
-        layout: Layout,
-        on_span: OnSpan | None,
-        *,
-        lanes: int,
-        slot_bytes: int,
-    ) -> None:
-        """Get ready; the arguments are those of `CudaMachine`, and so are the errors."""
-        self._device = device
-        self._reader = DeviceStore(host, device, lanes + 1)
-        try:
-            super().__init__(
-                self._reader,
-                hierarchy,
-                layout,
-                on_span,
-                lanes=lanes,
-                slot_bytes=slot_bytes,
-                pool=partial(DeviceSlots, device=device),
-            )
-        except BaseException:
-            self._reader.close()
-            raise
-
-    def close(self) -> None:
-        """End all threads and streams, and give the device's memory back."""
-        self.lanes.close()
-        self._reader.close()
-        super().close()
+class LiveCuda(DeviceTier, LiveMachine):
+    """A `Machine` whose compute is that of a model on a device; made as a `DeviceTier` is."""
 
     def _settle(self) -> None:
         self._device.synchronise()

@@ -9,7 +9,6 @@ between, with `overlap`, it only waits for copies, and when experts ran is read 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -19,7 +18,8 @@ from moetier.sim.machine.hierarchy import Hierarchy
 from moetier.sim.plan import LayerPlan
 from moetier.sim.policy.base import Precision
 from moetier.validate.machines.cuda.device import Device, Event
-from moetier.validate.machines.cuda.host import DeviceSlots, DeviceStore, HostSlices
+from moetier.validate.machines.cuda.host import HostSlices
+from moetier.validate.machines.cuda.tier import DeviceTier
 from moetier.validate.machines.dense import Dense
 from moetier.validate.machines.experts import Experts, Kernel, RandomHidden
 from moetier.validate.machines.spans import Piece
@@ -36,7 +36,7 @@ class _Count(NamedTuple):
     energy: int | None
 
 
-class CudaMachine(TraceMachine):
+class CudaMachine(DeviceTier, TraceMachine):
     """A `Machine` on a device, with its experts in pinned memory; close it after use."""
 
     def __init__(
@@ -76,24 +76,11 @@ class CudaMachine(TraceMachine):
                 device's memory does not suffice.
         """
         used = lanes or hierarchy.links[0].lanes
-        self._device = device
+        super().__init__(
+            host, device, hierarchy, layout, on_span, lanes=used, slot_bytes=slot_bytes
+        )
         self._counted: list[_Count] = []  # at the beginning and at the end
-        # one more than lanes: what is warm is copied by the thread that computes
-        self._reader = DeviceStore(host, device, used + 1)
         self._compute_stream = device.stream()
-        try:
-            super().__init__(
-                self._reader,
-                hierarchy,
-                layout,
-                on_span,
-                lanes=used,
-                slot_bytes=slot_bytes,
-                pool=partial(DeviceSlots, device=device),
-            )
-        except BaseException:
-            self._close_streams()
-            raise
         self.dense = dense
         self._experts = Experts(kernel, precision, device.torch)
         self._hidden = hidden or RandomHidden(dense.hidden, kernel.dtype, seed, device.torch)
@@ -135,7 +122,7 @@ class CudaMachine(TraceMachine):
     def close(self) -> None:
         """End all threads and streams, and give the device's memory back."""
         self.lanes.close()
-        self._close_streams()
+        self._compute_stream.close()
         super().close()
 
     def _settle(self) -> None:
@@ -155,7 +142,3 @@ class CudaMachine(TraceMachine):
             return min(max(at + event.since(anchor), earliest), latest)
 
         return [Piece(name, when(begin), when(end)) for name, begin, end in marked]
-
-    def _close_streams(self) -> None:
-        self._reader.close()
-        self._compute_stream.close()
