@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,8 +18,8 @@ PACE = Pace(100_000_000, 50_000)  # as the link of the profile
 
 @pytest.fixture
 def device() -> Iterator[Callable[..., FakeDevice]]:
-    """Make fake devices, all of whose memory must have come back before they are closed."""
-    made: list[FakeDevice] = []
+    """Make fake devices, whose memory and streams must all be given back before they are closed."""
+    before, made = set(threading.enumerate()), list[FakeDevice]()
 
     def make(**given: Any) -> FakeDevice:
         data: dict[str, Any] = {"pace": PACE}
@@ -26,11 +27,13 @@ def device() -> Iterator[Callable[..., FakeDevice]]:
         return made[-1]
 
     yield make
-    left = [one.lent for one in made]
+    lent = [one.lent for one in made]
+    streams = [t for t in threading.enumerate() if t not in before and "stream" in t.name]
     for one in made:
         one.close()
 
-    assert left == [0] * len(made)
+    assert lent == [0] * len(made)
+    assert streams == []
 
 
 @pytest.fixture
