@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from moetier.experiments.config import RunConfig, load_hardware
 from moetier.experiments.files import inside
@@ -38,6 +37,7 @@ class Moved:
     def __init__(self, warmup_steps: int) -> None:
         """Leave *warmup_steps* decode steps out, as the metrics do."""
         self._left_out = warmup_steps
+        self._decodes: dict[int, bool] = {}  # by step, in their order
         self._steps: list[int] = []
         self._into: list[int] = []
         self._lower: list[int] = []
@@ -45,6 +45,7 @@ class Moved:
     def __call__(self, rows: Columns) -> None:
         """Take in a block of rows."""
         decode = rows["phase"] == DECODE
+        self._decodes |= dict(zip(rows["step"].tolist(), decode.tolist(), strict=True))
         brought = rows["fetch_bytes"] + rows["prefetch_bytes"]
         into = brought - rows["cancelled_bytes"] - rows["dropped_bytes"]
         self._steps += rows["step"][decode].tolist()
@@ -52,11 +53,16 @@ class Moved:
         self._lower += rows["lower_bytes"][decode].tolist()
 
     def per_step(self) -> tuple[Fraction, Fraction] | None:
-        """Return the bytes of a mean decode step, into the fastest tier and from the lowest."""
-        steps = np.unique(self._steps)[self._left_out :].tolist()
+        """Return the bytes of a mean decode step, into the fastest tier and from the lowest.
+
+        The steps are those that `tpot_ms` is the mean of: each follows another decode step.
+        """
+        order = list(self._decodes)
+        measured = set([step for step in order if self._decodes[step]][self._left_out :])
+        steps = {step for last, step in pairwise(order) if self._decodes[last]} & measured
         if not steps:
             return None
-        counted = [at for at, step in enumerate(self._steps) if step >= steps[0]]
+        counted = [at for at, step in enumerate(self._steps) if step in steps]
         into, lower = (sum(x[at] for at in counted) for x in (self._into, self._lower))
         return Fraction(into, len(steps)), Fraction(lower, len(steps))
 

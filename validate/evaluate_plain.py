@@ -79,7 +79,10 @@ class Plain:
         if self.folder is None:
             return None
         try:
-            rows = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
+            kept = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
+            rows = kept["runs"]
+            if kept["sha256"] != _digest(rows):
+                return None
             found = [Output(tuple(r[0]), tuple(r[1]), str(r[2]), bool(r[3])) for r in rows]
         except (OSError, ValueError, LookupError, TypeError):
             return None
@@ -93,6 +96,11 @@ class Plain:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(self.folder / f"{key}.json") as temporary:
-                temporary.write_text(json.dumps(rows), encoding="utf-8")
+                text = json.dumps({"sha256": _digest(rows), "runs": rows})
+                temporary.write_text(text, encoding="utf-8")
         except (OSError, InputError):
             return
+
+
+def _digest(rows: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

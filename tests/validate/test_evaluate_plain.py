@@ -88,6 +88,23 @@ def test_a_damaged_file_is_run_again(runs: list[Any], tmp_path: Path, text: str)
     assert len(runs) == 1
 
 
+@pytest.mark.parametrize(
+    "change", [("2.5", "9.0"), ("true", "false"), ('"sha256": "', '"sha256": "0')]
+)
+def test_a_figure_that_was_changed_is_not_believed(
+    change: tuple[str, str], runs: list[Any], tmp_path: Path
+) -> None:
+    Plain(Model(), "m", tmp_path).run(REQUESTS, Decoding())
+    evaluate_plain._memory.clear()
+    (file,) = tmp_path.glob("*.json")
+    before = file.read_text()
+    file.write_text(before.replace(*change))
+    assert file.read_text() != before
+
+    assert Plain(Model(), "m", tmp_path).run(REQUESTS, Decoding()) == OUTPUTS
+    assert len(runs) == 2
+
+
 def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(
     runs: list[Any], tmp_path: Path
 ) -> None:
