@@ -22,14 +22,21 @@ from moetier.experiments.points import Point, axes, key_of, spell
 from moetier.experiments.resolve import resolved
 from moetier.experiments.search_choice import Choice, choose, closest, excess
 from moetier.experiments.search_config import Search, value_of
-from moetier.experiments.store import Store, dump_json, versions, write_text, write_yaml
+from moetier.experiments.store import (
+    SEARCH,
+    SWEEP,
+    Store,
+    dump_json,
+    versions,
+    write_text,
+    write_yaml,
+)
 from moetier.traces.errors import InputError
 
 if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import Trial
 
-SEARCH = "search.yaml"
 RECOMMENDED = "recommended.yaml"
 FRONT = "front.csv"
 LOST = {"status": "failed", "error": "its result is not there"}
@@ -78,6 +85,7 @@ def run_search(
             way_out="`pip install moetier[search]`",
         ) from None
     store = Store(folder)
+    store.refuse(SWEEP, "a sweep")
     store.create()
     config = search.config
     with open_study(search, folder) as study:
@@ -206,6 +214,8 @@ def _gather(search: Search, study: Study, store: Store) -> Found:
     if not any(trial.state == TrialState.COMPLETE for trial in trials):
         _explain_nothing(refused, [str(row["error"]) for row in rows])
     best = choice.best
+    if best is None:  # what an earlier call recommended may stand there
+        (store.folder / RECOMMENDED).unlink(missing_ok=True)
     return Found(
         folder=store.folder,
         trials={

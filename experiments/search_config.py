@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,6 +147,8 @@ def _limit(name: str, text: str) -> Limit:
             raise ValueError
         number = match[2]
         value = float(parse_share(number)) if number.endswith("%") else float(number)
+        if not isfinite(value):
+            raise ValueError
     except ValueError:
         raise InputError(
             f"cannot read {text!r}", where=where, way_out='write ">= 0.95" or "<= 10 %"'

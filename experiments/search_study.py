@@ -30,6 +30,7 @@ from moetier.traces.errors import InputError
 
 JOURNAL = "journal.log"
 LOCK = "search.lock"
+STUDY = "search"  # whatever its name: a folder holds one
 LARGEST = 1e300  # JSON has no infinity
 REASON = "reason"  # of a trial that was not run to its end
 
@@ -108,17 +109,29 @@ def open_study(search: Search, folder: Path) -> Iterator[Study]:
                 "another search runs here", where=folder, way_out="wait, or use another --out"
             ) from None
         _cut_torn_line(folder / JOURNAL)
-        config = search.config
+        study = _study(search, folder)
+        _check_same(study, search, folder)
+        yield study
+
+
+def _study(search: Search, folder: Path) -> Study:
+    """Return the one study that a folder can hold."""
+    config = search.config
+    try:
         storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL), _NoLock("")))
-        study = optuna.create_study(
-            study_name=config.name,
+        return optuna.create_study(
+            study_name=STUDY,
             storage=storage,
             sampler=Seeded(config.sampler, config.seed, config.batch),
             directions=["minimize" if g.better == "lower" else "maximize" for g in search.goals],
             load_if_exists=True,
         )
-        _check_same(study, search, folder)
-        yield study
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        raise InputError(
+            f"is damaged: {type(error).__name__}: {error}",
+            where=folder / JOURNAL,
+            way_out="remove it: trials are drawn again, and what was run is not run again",
+        ) from None
 
 
 def _cut_torn_line(path: Path) -> None:

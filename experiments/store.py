@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 RESULTS = "results.parquet"
 SWEEP = "sweep.yaml"
+SEARCH = "search.yaml"
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "pydantic", "simpy")
 
 
@@ -65,6 +66,11 @@ class Store:
     def __init__(self, folder: Path) -> None:
         """Use *folder*, which need not exist yet."""
         self.folder = folder
+
+    def refuse(self, name: str, what: str) -> None:
+        """Raise `InputError` where the file *name* says that the folder holds *what*."""
+        if (self.folder / name).exists():
+            raise InputError(f"holds {what}", where=self.folder, way_out="use another --out")
 
     def create(self) -> None:
         """Make the folders."""

@@ -17,7 +17,15 @@ from moetier.experiments.findings import flatten, judge
 from moetier.experiments.perform import Backend, check_backend, is_done, perform
 from moetier.experiments.points import Point, axes, check_axes, expand_points
 from moetier.experiments.quantities import QUANTITIES
-from moetier.experiments.store import SWEEP, Store, dump_json, versions, write_text, write_yaml
+from moetier.experiments.store import (
+    SEARCH,
+    SWEEP,
+    Store,
+    dump_json,
+    versions,
+    write_text,
+    write_yaml,
+)
 from moetier.sim.metrics import Metrics
 from moetier.sim.yaml_input import check
 from moetier.traces.errors import InputError
@@ -145,6 +153,7 @@ def run_sweep(
     """
     check_backend(backend)
     store = Store(folder)
+    store.refuse(SEARCH, "a search")
     store.create()
     unique = {point.key: point for point in points}
     todo = [point for point in unique.values() if not is_done(store, point.key, config.records)]

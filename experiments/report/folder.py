@@ -13,8 +13,8 @@ import yaml
 
 from moetier.experiments.config import policy_label
 from moetier.experiments.findings import flatten
-from moetier.experiments.search import RECOMMENDED, SEARCH
-from moetier.experiments.store import RESULTS, SWEEP, Store
+from moetier.experiments.search import RECOMMENDED
+from moetier.experiments.store import RESULTS, SEARCH, SWEEP, Store
 from moetier.sim.policy.seams import DEFAULTS
 from moetier.traces.errors import InputError
 

@@ -10,8 +10,7 @@ from typing import Any
 from moetier.experiments.config import load_hardware
 from moetier.experiments.report.figure import Table
 from moetier.experiments.report.folder import Folder
-from moetier.experiments.search import SEARCH
-from moetier.experiments.store import SWEEP
+from moetier.experiments.store import SEARCH, SWEEP
 from moetier.traces.errors import InputError
 
 _CONFIGS = (SWEEP, SEARCH, "config.yaml")

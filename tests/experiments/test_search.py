@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,8 @@ def test_a_point_of_a_sweep_is_a_point_of_a_search(keys: dict[str, Any], tmp_pat
     grid = {"policy": [policy], "capacity.dram": [best["capacity.dram"]]}
     config = SweepConfig.model_validate({"name": "s", "base": keys["base"], "sweep": grid})
 
-    outcome = run_sweep(config, points_of(config, "s"), tmp_path)
+    shutil.copytree(tmp_path / "points", tmp_path / "swept" / "points")
+    outcome = run_sweep(config, points_of(config, "s"), tmp_path / "swept")
 
     assert outcome.resumed == 1
     assert outcome.rows[0]["key"] == best["key"]
@@ -287,3 +289,55 @@ def test_a_preset_may_be_chosen(
     assert {row["policy"] for row in found.rows} == {"on-demand", "previous-token"}
     by_name = {row["policy"]: row["tpot_ms"] for row in found.rows}
     assert by_name["previous-token"] == run(make_run(policy="previous-token"))["tpot_ms"]
+
+
+def test_another_name_does_not_make_room_for_another_search(
+    keys: dict[str, Any], tmp_path: Path
+) -> None:
+    go(keys, tmp_path)
+    before = contents(tmp_path)
+
+    with pytest.raises(InputError, match=r"holds a search with another name, seed; use another"):
+        go(keys | {"name": "other", "seed": 9}, tmp_path)
+
+    assert contents(tmp_path) == before
+
+
+def test_a_sweep_and_a_search_do_not_share_a_folder(keys: dict[str, Any], tmp_path: Path) -> None:
+    config = SweepConfig(name="s", base=keys["base"], sweep={})
+    run_sweep(config, points_of(config, "s"), tmp_path / "swept")
+    go(keys, tmp_path / "searched")
+
+    with pytest.raises(InputError, match="swept: holds a sweep; use another --out"):
+        go(keys, tmp_path / "swept")
+    with pytest.raises(InputError, match="searched: holds a search; use another --out"):
+        run_sweep(config, points_of(config, "s"), tmp_path / "searched")
+
+
+def test_nothing_is_recommended_where_nothing_is_good_enough(
+    keys: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "recommended.yaml").write_text("# of an earlier search\n")
+
+    found = go(keys | {"constraints": {"tpot_ms": "<= 0.0001"}}, tmp_path)
+
+    assert found.command is None
+    assert not (tmp_path / "recommended.yaml").exists()
+
+
+@pytest.mark.parametrize("damage", [b"\x00\x00\n", b"[3\n", b'{"op_code": 99}\n', b"{}\n"])
+def test_a_damaged_journal_is_named_and_may_be_removed(
+    damage: bytes, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    go(keys, tmp_path)
+    before = contents(tmp_path)
+    journal = tmp_path / "journal.log"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:3], damage, *lines[3:]]))
+
+    with pytest.raises(InputError, match=r"journal\.log: is damaged: .*; remove it"):
+        go(keys, tmp_path)
+
+    journal.unlink()
+    go(keys, tmp_path)
+    assert contents(tmp_path) == before

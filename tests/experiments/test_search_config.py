@@ -118,6 +118,8 @@ def test_a_sweep_is_no_search(sweep_keys: dict[str, Any], write_yaml: Callable[.
         ({"objectives": ["lookups"]}, r"'lookups' has no better direction"),
         ({"constraints": {"accuracyy": ">= 1"}}, r"constraints: no metric 'accuracyy'"),
         ({"constraints": {"accuracy": "> 1"}}, r"constraints\.accuracy: cannot read '> 1'"),
+        ({"constraints": {"accuracy": ">= nan"}}, r"cannot read '>= nan'"),
+        ({"constraints": {"accuracy": "<= 1e999"}}, r"cannot read '<= 1e999'"),
         ({"constraints": {"accuracy": ">= much"}}, r"cannot read '>= much'"),
         ({"name": "../x"}, r"name"),
         ({"trials": 0}, r"trials"),
