@@ -28,7 +28,7 @@ class ValidateConfig(BaseModel):
     lanes: int = Field(default=2, ge=1)  # threads that read, or streams that copy
     pace: str = RAW  # of each lane, such as "100 MB/s"
     latency: str = "0 ns"  # of each transfer that is held to the pace
-    threads: int = Field(default=1, ge=1)  # that compute
+    threads: int = Field(default=1, ge=1, le=256)  # that compute
     folder: str | None = None  # where the expert file lies; default: a temporary one
     calibrate_seconds: float = Field(default=60, gt=0)  # if the hardware is `calibrate`
     repeats: int = Field(default=3, ge=1)  # of each point, interleaved

@@ -27,7 +27,7 @@ def calibrate(
     pace: Annotated[
         str | None, typer.Option(help='Hold each lane to a rate, such as "100 MB/s".')
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads that compute.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="Threads that compute.")] = 1,
     precision: Annotated[
         list[str] | None,
         typer.Option(
