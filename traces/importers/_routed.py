@@ -11,9 +11,12 @@ import base64
 import binascii
 import io
 import json
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,12 @@ from moetier.traces.geometry import load_geometry
 from moetier.traces.importers._names import fit_geometry
 from moetier.traces.io import TraceWriter
 from moetier.traces.schema import Header, Provenance
+
+UNREADABLE = (
+    OSError, ValueError, EOFError, LookupError, OverflowError, SyntaxError,
+    TypeError, RuntimeError, MemoryError, TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What NumPy raises for a file of arrays that was cut or changed."""
 
 UNKNOWN = [
     "weights", "scores", "slot order", "batches", "prefill chunks", "expert_bytes", "dense_bytes",
@@ -211,11 +220,14 @@ def load_arrays(source: Path) -> dict[str, Any]:
         InputError: If it is no such file, or an array holds Python objects.
     """
     try:
-        with np.load(source, allow_pickle=False) as file:
+        # opened here, since np.load would leave a damaged file open
+        with source.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             if not hasattr(file, "files"):
                 raise InputError("holds one array", where=source, way_out="name it .npy")
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except InputError:
+        raise
+    except UNREADABLE as error:
         raise InputError(
             f"cannot be read as .npz ({error})",
             where=source,
@@ -237,7 +249,7 @@ def load_npy(data: bytes, where: str | Path) -> Any:
     """Return the array in the bytes of an .npy file; nothing is unpickled."""
     try:
         return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except UNREADABLE as error:
         raise InputError(
             f"cannot be read as .npy ({error})",
             where=where,

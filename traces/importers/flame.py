@@ -29,6 +29,7 @@ from moetier.traces.schema import Header, Provenance
 SEQUENCE = 2048
 """Tokens of a sequence where nothing else is said; the files do not say it."""
 
+_DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
 _NAME = re.compile(r"layer_(\d+)\.parquet$")
 
 
@@ -129,10 +130,8 @@ def _open(path: Path, stack: ExitStack) -> Any:
     try:
         file = stack.enter_context(pq.ParquetFile(path))
         names = file.schema_arrow.names
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"cannot be read as Parquet ({error})", where=path, way_out="fetch it again"
-        ) from None
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from None
     for name in ("scores", "indices"):
         if name not in names:
             raise InputError(
@@ -143,11 +142,22 @@ def _open(path: Path, stack: ExitStack) -> Any:
     return file
 
 
+def _batches(file: Any, path: Path, size: int) -> Iterator[Any]:
+    try:
+        yield from file.iter_batches(size, columns=["indices", "scores"])
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"cannot be read as Parquet ({error})", where=path, way_out="fetch it again")
+
+
 def _chunks(file: Any, path: Path, size: int) -> Iterator[tuple[Any, Any]]:
     """Yield ids and scores (tokens, k) of *size* tokens each, the last of fewer."""
     held: list[tuple[Any, Any]] = []
     n = 0
-    for batch in file.iter_batches(size, columns=["indices", "scores"]):
+    for batch in _batches(file, path, size):
         ids, scores = (_matrix(batch.column(c), path, c) for c in ("indices", "scores"))
         if ids.shape != scores.shape:
             raise InputError(

@@ -234,7 +234,7 @@ def _parquet(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 for item in batch.to_pylist():
                     yield f"{source}: row {row}", {_LONG[key]: value for key, value in item.items()}
                     row += 1
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"cannot be read as Parquet ({error})", where=source, way_out="record it again"
         ) from None
@@ -250,6 +250,8 @@ def _row(where: str, item: Any) -> _Row:
     for key, value in zip("ptl", numbers, strict=True):
         if type(value) is not int or not 0 <= value < 1 << 31:
             raise bad(f"key '{key}': {value!r} is not a whole number from 0")
+    if numbers[2] > _MOST:
+        raise bad(f"key 'l': there is no layer {numbers[2]}")
     experts = item.get("e")
     if not isinstance(experts, list) or not all(type(e) is int for e in experts):
         raise bad(f"key 'e': {experts!r} is not a list of experts")
