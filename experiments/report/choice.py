@@ -7,6 +7,37 @@ from typing import Any
 
 from moetier.experiments.report.columns import about
 from moetier.experiments.report.folder import Entry
+from moetier.sim.policy.seams import SEAMS
+
+
+def contends(entry: Entry) -> bool:
+    """Return whether *entry* may be on a front: it keeps a search's limits, and is no oracle.
+
+    What knows the future is a bound to look at, and nothing to choose.
+    """
+    config = entry.outcome.get("config")
+    policy = config.get("policy") if isinstance(config, dict) else None
+    return entry.metrics.get("feasible") is not False and not _knows_the_future(policy)
+
+
+def _knows_the_future(policy: Any) -> bool:
+    if not isinstance(policy, dict):
+        return False
+    return any(
+        getattr(SEAMS[seam].get(kind), "needs_future", False)
+        for seam, value in policy.items()
+        if seam in SEAMS
+        for kind in _kinds(value)
+        if kind in SEAMS[seam].names()
+    )
+
+
+def _kinds(value: Any) -> list[str]:
+    """Return the names of the parts in *value*, which may be one for each tier."""
+    if isinstance(value, dict):
+        inner = [value["kind"]] if "kind" in value else list(value.values())
+        return [kind for item in inner for kind in _kinds(item)]
+    return [value] if isinstance(value, str) else []
 
 
 def on_front(entries: Sequence[Entry], x: str, y: str) -> list[int]:
@@ -22,7 +53,7 @@ def on_front(entries: Sequence[Entry], x: str, y: str) -> list[int]:
     points = {
         at: (signs[0] * entry.metrics[x], signs[1] * entry.metrics[y])
         for at, entry in enumerate(entries)
-        if entry.metrics.get(x) is not None and entry.metrics.get(y) is not None
+        if entry.metrics.get(x) is not None and entry.metrics.get(y) is not None and contends(entry)
     }
     found: list[int] = []
     for at in sorted(points, key=lambda at: (points[at], at)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from moetier.experiments.report.choice import contends
 from moetier.experiments.report.columns import about, default_axes, metric_names, numeric
 from moetier.experiments.report.folder import Entry, Folder
 from moetier.experiments.report.palette import COLORS, SYMBOLS
@@ -67,6 +68,7 @@ def pack(folder: Folder) -> dict[str, Any]:
             for entry in entries
         ],
         "warning_texts": warnings.all,
+        "apart": [at for at, entry in enumerate(entries) if entry.done and not contends(entry)],
         "colors": COLORS,
         "symbols": SYMBOLS,
         "recommended": _recommended(folder),

@@ -19,8 +19,11 @@ function seriesOf(i) {
   return axis ? valueOf(axis, i) ?? "-" : "";
 }
 
+/** Points that are no candidates for a front: oracles, and what breaks a search's limits. */
+const APART = new Set(DATA.apart);
+
 function frontChanged() {
-  view.front = frontOf(METRICS.get(view.x), METRICS.get(view.y), ALL.filter(isDone));
+  view.front = frontOf(METRICS.get(view.x), METRICS.get(view.y), ALL.filter((i) => isDone(i) && !APART.has(i)));
 }
 
 function axisOf(column) {
@@ -82,7 +85,8 @@ function describe(x, y, known, points) {
   const better = x.better && y.better;
   const parts = [`${y.label[0].toUpperCase()}${y.label.slice(1)} over ${x.label}, ${known.length} points.`];
   if (better) parts.push(`${view.front.length} of them on the front: large marks, joined by a line. Lower is better for ${[x, y].filter((c) => c.better === "lower").map((c) => c.label).join(" and ") || "neither"}.`);
-  else parts.push("One of the two has no better direction, so there is no front.");
+  if (better && APART.size) parts.push(`${APART.size} are left off it: oracles, which know the future, or points beyond a limit of the search.`);
+  if (!better) parts.push("One of the two has no better direction, so there is no front.");
   const without = ALL.filter(isDone).length - known.length;
   if (without) parts.push(`${without} points lack one of the two.`);
   if (points.length < known.length && !view.hidden.size) parts.push(`Drawn are ${points.length}: the front and an even draw of the others; the list below has all.`);

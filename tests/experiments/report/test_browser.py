@@ -242,7 +242,8 @@ def test_the_front_of_the_page_is_the_front_of_python(
     entries = read_folder(finished).entries
 
     for x, y in (("tpot_ms", "byte_miss_rate"), ("tokens_per_s", "energy_mj_per_token")):
-        found = page.evaluate(f"frontOf(METRICS.get('{x}'), METRICS.get('{y}'), ALL)")
+        page.evaluate(f"[view.x, view.y] = ['{x}', '{y}']; frontChanged()")
+        found = page.evaluate("view.front")
         assert found == on_front(entries, x, y)
     values = [(3, 5), (1, 1), (1, 1), (2, 5), (2, 4), (9, 9), (0.5, 0), (9, 9), (10, 9), (None, 9)]
     columns = [[pair[0] for pair in values], [pair[1] for pair in values]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from moetier.experiments.pareto import front
 from moetier.experiments.report import curves, timelines
 from moetier.experiments.report.breakdown import breakdowns
-from moetier.experiments.report.choice import differing, on_front, some, title_of
+from moetier.experiments.report.choice import contends, differing, on_front, some, title_of
 from moetier.experiments.report.curves import hit_curves, lines_of, share
 from moetier.experiments.report.figure import Figure, number, percent
 from moetier.experiments.report.folder import Entry, read_folder
@@ -357,3 +358,29 @@ def test_figures_are_written_for_people() -> None:
         "-", "0", "0.0001234", "12.35", "123,457",
     ]  # fmt: skip
     assert [percent(v) for v in (None, 0.1234, 0)] == ["-", "12.3%", "0.0%"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "feasible", "may"),
+    [
+        ({"eviction": "lru", "prefetch": "none"}, None, True),
+        ({"eviction": "lru", "prefetch": "none"}, True, True),
+        ({"eviction": "lru", "prefetch": "none"}, False, False),
+        ({"eviction": "belady"}, None, False),
+        ({"eviction": {"hbm": "belady", "dram": "lru"}}, None, False),
+        ({"prefetch": {"kind": "oracle", "depth": 2}}, True, False),
+        ({"prefetch": {"kind": "previous-token", "depth": 2}}, None, True),
+        ({"of another version": "belady", "eviction": "unheard of"}, None, True),
+        (None, None, True),
+    ],
+)
+def test_oracles_and_what_breaks_a_limit_are_on_no_front(
+    policy: Any, feasible: bool | None, may: bool, make_entry: Callable[..., Entry]
+) -> None:
+    entry = replace(
+        make_entry(tpot_ms=1.0, byte_miss_rate=0.1, feasible=feasible),
+        outcome={"config": {"policy": policy}},
+    )
+
+    assert contends(entry) is may
+    assert on_front([entry], "tpot_ms", "byte_miss_rate") == ([0] if may else [])
