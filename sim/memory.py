@@ -82,6 +82,17 @@ class Budget:
         """Return what the fastest tier has left for experts; may be negative."""
         return self.sizes[0] - self.beside
 
+    def overflow(self, peak: int) -> list[str]:
+        """Return a warning where *peak* bytes of experts do not fit beside the rest."""
+        over = self.beside + peak - self.sizes[0]
+        if over <= 0:
+            return []
+        return [
+            f"'{self.tiers[0]}' overflows: a batch's experts beside the cached ones take "
+            f"{format_bytes(peak)}, {format_bytes(over)} more than fit beside {self.spelled()}; "
+            "set a smaller capacity"
+        ]
+
     def spelled(self) -> str:
         """Return the parts as text."""
         parts = {"dense weights": self.dense, "KV cache": self.kv}

@@ -226,14 +226,17 @@ def simulate(
     found["accuracy"] = None  # a trace cannot say; `moetier evaluate` does
     return Result(
         metrics=found,
-        warnings=warnings_of(
-            stage.policy,
-            stage.layout,
-            stage.capacities[0],
-            source.header.geometry.top_k,
-            found,
-            profiled=popularity is not None,
-        ),
+        warnings=[
+            *warnings_of(
+                stage.policy,
+                stage.layout,
+                stage.capacities[0],
+                source.header.geometry.top_k,
+                found,
+                profiled=popularity is not None,
+            ),
+            *stage.budget.overflow(found["peak_bytes"]),
+        ],
         known_limitations=[
             *limitations(source.header, setting.profile, stage.policy, stage.expert_ops),
             *stage.costs.remarks,

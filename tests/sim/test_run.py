@@ -329,3 +329,17 @@ def test_a_static_set_without_a_profile_is_told() -> None:
     found = run(source, toy_profile(), {"eviction": "static"}, capacity={"hbm": 80})
 
     assert any("no profile" in text for text in found.result.warnings)
+
+
+def test_a_batch_that_does_not_fit_beside_the_rest_is_warned_of() -> None:
+    trace = toy_trace(toy_header(40, dense_bytes=10), [[[0]], [[1]], [[2]]])
+
+    def overflows(size: str) -> list[str]:
+        found = run(trace, toy_profile(hbm={"capacity": size}), capacity={"hbm": 80})
+        return [text for text in found.result.warnings if "overflows" in text]
+
+    assert overflows("130 B") == []
+    assert overflows("129 B") == [
+        "'hbm' overflows: a batch's experts beside the cached ones take 120 B, 1 B more than fit "
+        "beside dense weights 10 B, KV cache 0 B; set a smaller capacity"
+    ]
