@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Generic, TypeVar, get_origin
+from types import UnionType
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
@@ -146,7 +147,19 @@ def _signature(entry: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _spell(hint: Any) -> str:
+    """Return a type as its source spells it, limits in words."""
     TypeAdapter(hint)  # a hint that cannot be checked is a bug of the extension
+    if hint is type(None):
+        return "None"
+    if isinstance(hint, type) and not get_args(hint):
+        return hint.__name__
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(_spell(part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return " | ".join(repr(part) for part in get_args(hint))
+    if get_origin(hint) in (list, tuple, Sequence):
+        inner = ", ".join("..." if part is ... else _spell(part) for part in get_args(hint))
+        return f"{get_origin(hint).__name__.lower()}[{inner}]"
     if get_origin(hint) is Annotated:
         limits = [
             f"{sign} {getattr(limit, name)}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from moetier.traces.errors import InputError
-from moetier.traces.registry import Parameter, Registry
+from moetier.traces.registry import Parameter, Positive, Registry, Share
 
 
 @pytest.fixture
@@ -115,3 +116,27 @@ def test_a_file_dropped_into_the_package_is_found(
 
     assert dropped.THINGS.names() == ["one"]
     assert dropped.THINGS.create("one", {}) == 1
+
+
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [
+        (Positive | None, "int >= 1 | None"),
+        (Share, "float >= 0 <= 1"),
+        (Positive | list[Positive], "int >= 1 | list[int >= 1]"),
+        (tuple[int, ...], "tuple[int, ...]"),
+        (Literal["a", "b"] | None, "'a' | 'b' | None"),
+        (float | str, "float | str"),
+    ],
+)
+def test_a_type_is_spelled_as_in_the_source(hint: Any, said: str) -> None:
+    registry: Registry[Any] = Registry("thing", "json")
+    registry._loaded = True  # nothing to look for
+
+    def made(value: Any) -> None:
+        """Do nothing."""
+
+    made.__annotations__["value"] = hint
+    registry.register("made")(made)
+
+    assert registry.parameters("made") == [Parameter("value", said, None)]
