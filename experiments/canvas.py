@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
@@ -59,10 +60,15 @@ def save(figure: Any, path: Path) -> None:
     """
     from matplotlib import rc_context
 
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Software": None})
-    with (
-        replacing(path.with_suffix(".pdf")) as temporary,
-        rc_context({"pdf.fonttype": 42}),  # text that journals accept, and that can be searched
-    ):
-        figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
+    kinds = {path: ("png", {"Software": None}), path.with_suffix(".pdf"): ("pdf", _UNDATED)}
+    for file, (kind, metadata) in kinds.items():
+        drawn = io.BytesIO()  # matplotlib would hide why a file cannot be written
+        with rc_context(
+            {"pdf.fonttype": 42}
+        ):  # text that can be searched
+            figure.savefig(drawn, format=kind, metadata=metadata)
+        with replacing(file) as temporary:
+            temporary.write_bytes(drawn.getvalue())
+
+
+_UNDATED = {"CreationDate": None}

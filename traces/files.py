@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary name beside *path*; on success it becomes *path*, on an error it goes.
 
     Raises:
-        InputError: If *path* is a directory, or its directory does not exist or is not writable.
+        InputError: If *path* is a directory, its directory does not exist or is not writable, or
+            the disk is full.
     """
     target = Path(path)
     if target.is_dir():
@@ -46,5 +48,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InputError(
+            f"cannot be written: {error.strerror}",
+            where=target,
+            way_out="make room, and run the same again",
+        ) from None
     finally:
         temporary.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,24 @@ def test_a_directory_that_cannot_be_written_is_named(
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(InputError, match="is not writable"), replacing(tmp_path / "out.txt"):
         pass
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_said_and_leaves_what_was_there(code: int, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("before")
+
+    def write() -> None:
+        with replacing(tmp_path / "x") as temporary:
+            temporary.write_text("half")
+            raise OSError(code, os.strerror(code))
+
+    with pytest.raises(InputError, match=r"x: cannot be written: .*; make room, and run"):
+        write()
+
+    assert (tmp_path / "x").read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError), replacing(tmp_path / "x"):
+        raise FileExistsError(errno.EEXIST, "there")
