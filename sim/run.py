@@ -178,7 +178,7 @@ def find_predictors(policy: Policy, there: Sequence[Predictor]) -> list[Predicto
                     f"policy '{policy.name}' reads the scores that "
                     f"{part.predictor or 'a predictor'} predicts {horizon} layers ahead",
                     where="policy",
-                    way_out=f"the source has: {known}; capture with `--predictor`, or set `predictor:`",
+                    way_out=f"the source has: {known}; capture with one, or set `predictor:`",
                 )
             found[fitting[0].name, horizon] = fitting[0]
     return list(found.values())
