@@ -63,9 +63,7 @@ def save(figure: Any, path: Path) -> None:
     kinds = {path: ("png", {"Software": None}), path.with_suffix(".pdf"): ("pdf", _UNDATED)}
     for file, (kind, metadata) in kinds.items():
         drawn = io.BytesIO()  # matplotlib would hide why a file cannot be written
-        with rc_context(
-            {"pdf.fonttype": 42}
-        ):  # text that can be searched
+        with rc_context({"pdf.fonttype": 42}):  # text that can be searched
             figure.savefig(drawn, format=kind, metadata=metadata)
         with replacing(file) as temporary:
             temporary.write_bytes(drawn.getvalue())
