@@ -157,9 +157,10 @@ def _spell(hint: Any) -> str:
         return " | ".join(_spell(part) for part in get_args(hint))
     if get_origin(hint) is Literal:
         return " | ".join(repr(part) for part in get_args(hint))
-    if get_origin(hint) in (list, tuple, Sequence):
+    outer: Any = get_origin(hint)
+    if outer in (list, tuple, Sequence):
         inner = ", ".join("..." if part is ... else _spell(part) for part in get_args(hint))
-        return f"{get_origin(hint).__name__.lower()}[{inner}]"
+        return f"{outer.__name__.lower()}[{inner}]"
     if get_origin(hint) is Annotated:
         limits = [
             f"{sign} {getattr(limit, name)}"
