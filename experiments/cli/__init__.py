@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated, Any
 
 import typer
@@ -71,5 +72,10 @@ for _module in (
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; a SIGTERM ends it as an error would, so that nothing is left behind."""
+    signal.signal(signal.SIGTERM, _terminate)
     app()
+
+
+def _terminate(number: int, _frame: Any) -> None:
+    raise SystemExit(128 + number)
