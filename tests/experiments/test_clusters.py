@@ -5,10 +5,12 @@ The clusters are real: a scheduler and two workers, processes of their own on th
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -103,19 +105,22 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
         pytest.skip("needs the package 'ray'")
     import ray
 
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token a home folder holds
     port = 20_000 + os.getpid() % 10_000
     command = [sys.executable, "-m", "ray.scripts.scripts"]
     start = (
         f"start --head --num-cpus=2 --port={port} --node-ip-address=127.0.0.1 "
         "--include-dashboard=false --disable-usage-stats --object-store-memory=80000000"
     )
-    subprocess.run([*command, *start.split()], check=True, capture_output=True, timeout=120)
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-    try:
-        yield lambda: named("ray::PoolActor")
-    finally:
-        ray.shutdown()
-        subprocess.run([*command, "stop"], check=True, capture_output=True, timeout=120)
+    with Path(tempfile.gettempdir(), "moetier-ray.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # `ray stop` ends all that is there, another test's too
+        subprocess.run([*command, *start.split()], check=True, capture_output=True, timeout=120)
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        try:
+            yield lambda: named("ray::PoolActor")
+        finally:
+            ray.shutdown()
+            subprocess.run([*command, "stop"], check=True, capture_output=True, timeout=120)
 
 
 @pytest.fixture(params=["loky", "dask", "ray"])
