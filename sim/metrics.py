@@ -195,15 +195,19 @@ def _breakdown(timed: npt.NDArray[np.int64]) -> dict[str, float | None]:
 
 
 def _energy(dec: dict[str, int], pre: dict[str, int], tokens: int) -> dict[str, Any]:
-    """Return millijoules per decoded token and by component, prefill apart."""
+    """Return millijoules per decoded token and by component, prefill apart.
+
+    None where all of it is zero: then the machine's profile has no coefficient of energy.
+    """
     names = {name: f"energy_{name}_pj" for name in COMPONENTS}
-    per_token = {name: _ratio(dec[key] / 1e9, tokens) for name, key in names.items()}
+    decode, prefill = (sum(sums[key] for key in names.values()) for sums in (dec, pre))
+    known = decode + prefill > 0
     return {
-        "energy_mj_per_token": _ratio(sum(dec[key] for key in names.values()) / 1e9, tokens),
-        "energy_breakdown": per_token,
-        "energy_mj_prefill": sum(pre[key] for key in names.values()) / 1e9
-        if pre["tokens"]
-        else None,
+        "energy_mj_per_token": _ratio(decode / 1e9, tokens) if known else None,
+        "energy_breakdown": {
+            name: _ratio(dec[key] / 1e9, tokens) if known else None for name, key in names.items()
+        },
+        "energy_mj_prefill": prefill / 1e9 if pre["tokens"] and known else None,
     }
 
 

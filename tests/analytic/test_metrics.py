@@ -251,3 +251,12 @@ def test_no_records_give_no_values() -> None:
     assert metrics == Metrics().summary()
     assert metrics["tpot_ms"] is None
     assert metrics["tokens"] == 0
+
+
+def test_a_machine_without_coefficients_has_no_energy_rather_than_none_used() -> None:
+    trace = toy_trace(toy_header(40), [[[0]], [[1]]])
+
+    metrics = run(trace, toy_profile(), capacity={"hbm": 80}).metrics
+
+    assert metrics["energy_mj_per_token"] is None
+    assert set(metrics["energy_breakdown"].values()) == {None}
