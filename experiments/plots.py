@@ -37,11 +37,16 @@ APART = (0.16, 0.05)  # shares of the figure's width and height that two notes n
 
 
 def draw_all(
-    table: pd.DataFrame, plots: Sequence[PlotConfig], folder: Path, title: str
+    table: pd.DataFrame,
+    plots: Sequence[PlotConfig],
+    folder: Path,
+    title: str,
+    on_refusal: Callable[[InputError], None] | None = None,
 ) -> list[Path]:
     """Draw *plots* of the results *table* into *folder* and return the figures' paths.
 
     A figure is called after its kind; later ones of a kind are numbered: pareto.png, pareto-2.png.
+    With *on_refusal*, which hears of each that cannot be drawn, the others still are.
 
     Raises:
         InputError: If a plot names a column that is not there, or nothing can be drawn.
@@ -53,8 +58,14 @@ def draw_all(
         seen[plot.kind] = seen.get(plot.kind, 0) + 1
         number = "" if seen[plot.kind] == 1 else f"-{seen[plot.kind]}"
         path = folder / f"{plot.kind}{number}.png"
-        with inside(f"plots.{at}"):
-            drawn = _KINDS[plot.kind](rows, plot, path, title)
+        try:
+            with inside(f"plots.{at}"):
+                drawn = _KINDS[plot.kind](rows, plot, path, title)
+        except InputError as error:
+            if on_refusal is None:
+                raise
+            on_refusal(error)
+            continue
         write_text(path.with_suffix(".csv"), drawn.to_csv(index=False, lineterminator="\n"))
         made.append(path)
     return made

@@ -77,11 +77,15 @@ def _draw(config: Any, folder: Path) -> None:
     from moetier.experiments.store import Store
     from moetier.traces.errors import InputError
 
+    def refused(error: InputError) -> None:
+        typer.echo(f"not drawn: {error}", err=True)
+
     try:
-        for path in draw_all(Store(folder).results(), config.plots, folder, config.name):
+        table = Store(folder).results()
+        for path in draw_all(table, config.plots, folder, config.name, refused):
             typer.echo(path)
     except InputError as error:
-        typer.echo(f"not drawn: {error}", err=True)
+        refused(error)
 
 
 def _dry_run(points: list[Any], folder: Path, jobs: int, records: bool) -> None:

@@ -101,11 +101,12 @@ def test_a_sweep_with_plots_draws_them(
 def test_a_figure_that_cannot_be_drawn_fails_nothing(
     moetier: Invoke, write_yaml: WriteYaml, sweep_keys: dict[str, Any], tmp_path: Path
 ) -> None:
-    plots = [{"kind": "pareto", "x": "accuracy", "y": "tpot_ms"}]
+    plots = [{"kind": "pareto", "x": "accuracy", "y": "tpot_ms"}, *PLOTS]
 
     result = moetier("sweep", write_yaml({**sweep_keys, "plots": plots}), "--out", tmp_path / "o")
 
     assert "not drawn: plots.0: x: 'accuracy' is null in every row" in result.stderr
+    assert (tmp_path / "o" / "pareto-2.png").is_file()  # the next one is drawn all the same
 
 
 @pytest.mark.parametrize(
