@@ -89,8 +89,8 @@ def write_slices(
     for nbytes in layout.nbytes:
         offsets.append(end)
         end += aligned(nbytes)
-    try:
-        with replacing(target) as temporary:
+    with replacing(target) as temporary:
+        try:
             free = shutil.disk_usage(target.parent).free
             if free < end:
                 raise _full(target, end, free)
@@ -111,10 +111,10 @@ def write_slices(
                 file.write(text + TAIL.pack(len(text), zlib.crc32(text), MARK))
                 file.flush()
                 os.fsync(file.fileno())  # a page that is not on the disk cannot be read from it
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _full(target, end, shutil.disk_usage(target.parent).free) from error
-        raise InputError(f"cannot be written: {error.strerror}", where=target) from error
+        except OSError as error:  # here, where it is known how many bytes are needed
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _full(target, end, shutil.disk_usage(target.parent).free) from error
+            raise InputError(f"cannot be written: {error.strerror}", where=target) from error
     return index
 
 
