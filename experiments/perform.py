@@ -23,6 +23,7 @@ from moetier.experiments.points import Point
 from moetier.experiments.runs import run
 from moetier.experiments.store import Store
 from moetier.traces.errors import InputError
+from moetier.traces.files import DiskFullError
 
 Backend = Literal["loky", "dask", "ray"]
 
@@ -33,7 +34,7 @@ _NEEDS = {"dask": "distributed", "ray": "ray"}
 
 
 def run_point(point: Point, folder: Path, records: bool) -> None:
-    """Run one point and store what came of it; an error becomes a result too."""
+    """Run one point and store what came of it; any error but a full disk becomes a result too."""
     store = Store(folder)
     try:
         file = store.records(point.key) if records else None
@@ -46,6 +47,8 @@ def run_point(point: Point, folder: Path, records: bool) -> None:
             outcome = {"key": point.key, "status": "done", "error": None, **result}
         else:
             outcome = {"key": point.key, "status": "failed", "error": failure}
+    except DiskFullError:
+        raise
     except Exception as error:
         text = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         outcome = {"key": point.key, "status": "failed", "error": text}

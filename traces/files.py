@@ -11,6 +11,11 @@ from pathlib import Path
 
 from moetier.traces.errors import InputError
 
+
+class DiskFullError(InputError):
+    """A disk that is full, which says nothing of the input: the same may go well later."""
+
+
 _HOST = platform.node().replace(".", "-")
 
 
@@ -31,7 +36,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
     Raises:
         InputError: If *path* is a directory, its directory does not exist or is not writable, or
-            the disk is full.
+            the disk is full (`DiskFullError`).
     """
     target = Path(path)
     if target.is_dir():
@@ -51,7 +56,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise InputError(
+        raise DiskFullError(
             f"cannot be written: {error.strerror}",
             where=target,
             way_out="make room, and run the same again",
