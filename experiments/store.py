@@ -88,7 +88,7 @@ class Store:
         path = self.folder / "points" / f"{key}.json"
         try:
             found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_interned)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) and found.get("key") == key else None
 

@@ -265,7 +265,7 @@ def plain(value: Any) -> Any:
 def _json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot be read: {error}", where=file, way_out="write it again") from None
     if not isinstance(found, dict):
         raise InputError(
@@ -287,6 +287,6 @@ def _mapping(file: Path) -> dict[str, Any]:
         return {}
     try:
         found = yaml.safe_load(_text(file))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"is no YAML: {error}", where=file, way_out="write it again") from None
     return found if isinstance(found, dict) else {}

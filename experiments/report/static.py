@@ -31,7 +31,10 @@ def draw_static(
     *x* and *y* are the report's first axes, *bars* the points that its breakdowns show. A figure
     that cannot be drawn is no reason to fail; the second list says which and why.
     """
-    out.mkdir(exist_ok=True)
+    try:
+        out.mkdir(exist_ok=True)
+    except OSError as error:
+        return [], [f"{out}: cannot be made: {error.strerror}"]
     made: list[Path] = []
     problems: list[str] = []
     done = folder.done

@@ -467,3 +467,13 @@ def test_without_matplotlib_the_page_is_written_all_the_same(
     assert len(written.problems) == 3
     assert all("needs matplotlib" in text or "need matplotlib" in text for text in written.problems)
     assert written.page.is_file()
+
+
+def test_a_file_where_figures_belong_is_a_problem_and_no_failure(sweep: Path) -> None:
+    (sweep / "figures").write_text("mine")
+
+    written = write_report(sweep, timelines=0)
+
+    assert written.page.is_file()
+    assert written.figures == []
+    assert "figures: cannot be made: File exists" in written.problems[0]

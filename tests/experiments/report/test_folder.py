@@ -178,3 +178,16 @@ def test_a_point_may_say_nothing_but_that_it_failed(sweep: Path) -> None:
 
     assert (entry.done, entry.error) == (False, "out of room")
     assert entry.axes["hardware"] is None
+
+
+def test_a_point_nested_too_deep_is_counted_as_lost(sweep: Path) -> None:
+    next((sweep / "points").glob("*.json")).write_text("[" * 100_000 + "]" * 100_000)
+
+    assert any("The files of 1 of 6 points" in note for note in read_folder(sweep).notes)
+
+
+def test_a_validation_nested_too_deep_is_refused(validated: Path) -> None:
+    (validated / "validation.json").write_text("[" * 100_000 + "]" * 100_000)
+
+    with pytest.raises(InputError, match=r"validation.json: cannot be read"):
+        read_folder(validated)
