@@ -271,6 +271,9 @@ def _json(file: Path) -> dict[str, Any]:
         raise InputError(
             f"expected a mapping, got {type(found).__name__}", where=file, way_out="write it again"
         )
+    for key in ("warnings", "known_limitations"):
+        if not isinstance(found.get(key) or [], list):
+            raise InputError(f"'{key}' is no list", where=file, way_out="write it again")
     return found
 
 

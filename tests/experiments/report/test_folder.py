@@ -191,3 +191,11 @@ def test_a_validation_nested_too_deep_is_refused(validated: Path) -> None:
 
     with pytest.raises(InputError, match=r"validation.json: cannot be read"):
         read_folder(validated)
+
+
+@pytest.mark.parametrize(("key", "value"), [("known_limitations", 3), ("warnings", "x")])
+def test_remarks_that_are_no_list_are_refused(key: str, value: object, sweep: Path) -> None:
+    (sweep / "provenance.json").write_text(json.dumps({key: value}))
+
+    with pytest.raises(InputError, match=f"provenance.json: '{key}' is no list"):
+        read_folder(sweep)
