@@ -28,7 +28,7 @@ from moetier.traces.files import DiskFullError
 Backend = Literal["loky", "dask", "ray"]
 
 TRIES = 3
-"""How often points are handed out again after a worker died, if none of them was done since."""
+"""How often in a row points are handed out without one of them being done."""
 
 _NEEDS = {"dask": "distributed", "ray": "ray"}
 
@@ -85,6 +85,9 @@ def perform(
 
     A point whose worker dies is run again; after `TRIES` times without any progress the error of
     the backend is raised, and what is done stays in *folder*.
+
+    Raises:
+        InputError: If nothing can be stored.
     """
     if (jobs == 1 and backend == "loky") or len(todo) < 2:
         for point in todo:
@@ -99,6 +102,8 @@ def perform(
                 heard += 1
                 yield
             return
+        except InputError:  # the folder is gone, or full: another try would find it so
+            raise
         except Exception:  # of a worker: `run_point` turns a run's own into a result
             left = [point for point in todo if not is_done(store, point.key, records)]
             tries = tries - 1 if len(left) == len(todo) else TRIES
